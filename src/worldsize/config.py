@@ -44,10 +44,11 @@ class Duration:
         if not found:
             raise ConfigError(f"duration {text!r} has no unit or is not a number", do=_HELP)
         number, scale, word = found.groups()
-        whole = float(number.replace("_", "")) * _SCALE[scale.lower()]
-        if whole != int(whole):
+        digits, _, decimals = number.replace("_", "").partition(".")
+        count, rest = divmod(int(digits + decimals) * _SCALE[scale.lower()], 10 ** len(decimals))
+        if rest:
             raise ConfigError(f"duration {text!r} is not a whole number of {word}", do=_HELP)
-        return cls(int(whole), _WORDS[word.lower()])
+        return cls(count, _WORDS[word.lower()])
 
     def __str__(self) -> str:
         return f"{self.count}{self.unit}"

@@ -31,7 +31,7 @@ class World:
     def __post_init__(self) -> None:
         pairs = ((self.rank, self.size), (self.local_rank, self.local_size), (self.node, self.nodes))
         for index, count in pairs:
-            assert 0 <= index < count, (index, count)
+            assert 0 <= index < count <= self.size, (index, count, self.size)
 
     @property
     def alone(self) -> bool:

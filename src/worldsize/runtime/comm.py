@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from worldsize.errors import WorldsizeError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
 T = TypeVar("T")
@@ -205,3 +207,32 @@ class Ranks:
 
         tensor = torch.tensor([float(value) for value in values], dtype=torch.float64)
         return _Reduction(dist.all_reduce(tensor, op=operation, group=self.group, async_op=True), tensor)
+
+
+def on_one(comm: Comm, make: Callable[[], T], otherwise: T) -> T:
+    """One process of the world gets the real thing, the others the substitute: nobody has to ask who it is."""
+    return make() if comm.rank == 0 else otherwise
+
+
+def decide(comm: Comm, make: Callable[[], T]) -> T:
+    """One process decides or does something, all get its value, or raise its error. Collective.
+
+    Raises:
+        WorldsizeError: what `make` raised there; other exceptions are raised there and reported elsewhere.
+    """
+    outcome: tuple[Any, WorldsizeError | None] = (None, None)
+    own: Exception | None = None
+    if comm.rank == 0:
+        try:
+            outcome = make(), None
+        except WorldsizeError as error:
+            outcome = None, error
+        except Exception as error:  # noqa: BLE001 - told to the others first, then raised as it is
+            own, outcome = error, (None, WorldsizeError(f"rank 0 failed: {type(error).__name__}: {error}"))
+    value, error = comm.broadcast(outcome)
+    if own is not None:
+        raise own
+    if error is not None:
+        raise error
+    found: T = value
+    return found

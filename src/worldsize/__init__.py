@@ -1,0 +1,49 @@
+"""One PyTorch training program, any world size.
+
+`import worldsize as ws` loads nothing but this file: every name loads its room on first use, so that the launch half
+never pays for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "Run": "worldsize.train.run",
+    "Saving": "worldsize.train.settings",
+    "Duration": "worldsize.config",
+    "World": "worldsize.world",
+    "WorldsizeError": "worldsize.errors",
+    "committed": "worldsize.runtime.report",
+    "stop_requested": "worldsize.runtime.report",
+    "spawn": "worldsize.launch.spawn",
+    "data": "worldsize.data",
+}
+
+if TYPE_CHECKING:
+    from worldsize import data
+    from worldsize.config import Duration
+    from worldsize.errors import WorldsizeError
+    from worldsize.launch.spawn import spawn
+    from worldsize.runtime.report import committed, stop_requested
+    from worldsize.train.run import Run
+    from worldsize.train.settings import Saving
+    from worldsize.world import World
+
+__all__ = [  # noqa: RUF022 - in the order of API.md
+    "Run", "Saving", "data", "Duration", "committed", "stop_requested", "spawn", "World", "WorldsizeError",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'worldsize' has no attribute {name!r}")
+    module = import_module(_NAMES[name])
+    return module if name == "data" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

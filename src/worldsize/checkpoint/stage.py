@@ -1,0 +1,134 @@
+"""Room: host copies of this rank's pieces. Made while the training stands still, so as fast as the bus allows.
+
+One block of memory per rank, pinned where tensors live on a CUDA device, is used for every save. Only the pieces
+that this rank writes are copied: with replicas on N ranks, an N-th of the state each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+
+from worldsize.checkpoint.store import piece_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import SavePlan
+
+_ALIGN = 64
+
+Ties = tuple[dict[str, str], set[str]]
+"""Tensors that are one and the same, later name -> first name; and the names of which a rank cannot tell."""
+
+
+class Staging:
+    """The host memory for one plan.
+
+    Args:
+        plan: the pieces that this rank writes.
+        device: the CUDA device of the tensors, to register the memory with it: copies from it run at full speed then.
+            None where they are on the host.
+    """
+
+    def __init__(self, plan: SavePlan, device: torch.device | None) -> None:
+        self.plan = plan
+        sizes = [-(-piece_bytes(item.tensor_data) // _ALIGN) * _ALIGN for item in plan.items]
+        self._block = torch.empty(sum(sizes), dtype=torch.uint8)
+        self._pinned = device is not None and _register(self._block, device)
+        self.copies: dict[MetadataIndex, Tensor] = {}
+        start = 0
+        for item, size in zip(plan.items, sizes, strict=True):
+            self.copies[item.index] = _view(self._block, start, item.tensor_data)
+            start += size
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the pieces; when it returns, the training may change its tensors."""
+        devices = set()
+        with torch.no_grad():
+            for item in self.plan.items:
+                shard = find_state_dict_object(cast("dict[str, Any]", tensors), item.index).detach()
+                self.copies[item.index].copy_(shard, non_blocking=self._pinned)
+                devices.add(shard.device)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.copies.clear()
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())  # type: ignore[no-untyped-call]
+            self._pinned = False
+        self._block = torch.empty(0, dtype=torch.uint8)
+
+
+def _view(block: Tensor, start: int, data: Any) -> Tensor:
+    """A tensor over part of the block, with a storage of its own size: DCP copies any other one before it writes."""
+    shape, dtype, size = data.chunk.sizes, data.properties.dtype, piece_bytes(data)
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    part = torch.frombuffer(block.numpy(), dtype=torch.uint8, count=size, offset=start)
+    return part.view(dtype).view(shape)
+
+
+def _register(block: Tensor, device: torch.device) -> bool:
+    if not block.numel():
+        return False
+    # A thread begins on device 0; asking CUDA for anything there would take memory of a device of another rank.
+    with torch.cuda.device(device):
+        cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return int(cuda.cudaHostRegister(block.data_ptr(), block.numel(), 0)) == 0
+
+
+def cuda_device(tensors: Mapping[str, Tensor]) -> torch.device | None:
+    """The CUDA device on which these tensors live, if any."""
+    return next((_local(tensor).device for tensor in tensors.values() if tensor.device.type == "cuda"), None)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def signature(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Equal as long as the same plan serves: names, shapes, dtypes and how each is laid over the ranks."""
+    return tuple((name, tensor.shape, tensor.dtype, *_placed(tensor)) for name, tensor in tensors.items())
+
+
+def _placed(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()
+
+
+def tied(tensors: Mapping[str, Tensor]) -> Ties:
+    """Which of these tensors are one and the same.
+
+    A rank whose piece of a tensor is empty cannot tell whether two names share it.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    pairs: dict[str, str] = {}
+    unknown: set[str] = set()
+    for name, tensor in tensors.items():
+        local = _local(tensor)
+        if not local.numel():
+            unknown.add(name)
+            continue
+        where = (local.untyped_storage().data_ptr(), local.storage_offset(), local.stride(), local.device)
+        owner = first.setdefault((*where, local.dtype, local.shape, tensor.shape), name)
+        if owner != name:
+            pairs[name] = owner
+    return pairs, unknown
+
+
+def agreed_ties(answers: list[Ties]) -> dict[str, str]:
+    """The ties that some rank sees and none denies."""
+    seen = {name: first for pairs, _ in answers for name, first in pairs.items()}
+    return {
+        name: first
+        for name, first in seen.items()
+        if all(pairs.get(name) == first or name in unknown for pairs, unknown in answers)
+    }

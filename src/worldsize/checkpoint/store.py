@@ -1,0 +1,279 @@
+"""Room: the border to torch.distributed.checkpoint (DCP): who writes which piece, and its files on disk.
+
+Only tensors go in. What DCP would unpickle (its own metadata) is read through an allow-list here.
+"""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_local_load_plan,
+    create_default_local_save_plan,
+)
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
+
+from worldsize.checkpoint import disk
+from worldsize.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    from worldsize.checkpoint.disk import FileFact
+
+METADATA = ".metadata"
+
+Written = list[tuple[str, int, int]]
+"""Where the pieces of one rank's plan lie, in its order: file, offset, length in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """What a saved tensor is, whatever layout wrote it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Which rank writes which piece of which tensor."""
+
+    plans: list[SavePlan]
+    metadata: dcp.Metadata
+
+    def bytes(self, rank: int) -> int:
+        """How many bytes of tensors this rank writes."""
+        return sum(piece_bytes(item.tensor_data) for item in self.plans[rank].items)
+
+
+def piece_bytes(data: Any) -> int:
+    """Bytes of one piece of a plan."""
+    return int(data.chunk.sizes.numel() * data.properties.dtype.itemsize)
+
+
+def propose(tensors: Mapping[str, Tensor]) -> SavePlan:
+    """The pieces of these tensors that this rank holds. Local. Raises CheckpointError on what is no dense tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise CheckpointError(f"{name} is not a dense tensor", found=str(kind), do="make it one before saving")
+    return create_default_local_save_plan(dict(tensors), is_coordinator=True)
+
+
+def agree(proposals: list[SavePlan]) -> Agreed:
+    """Deal the pieces: what several ranks hold is written by the one with the least to write.
+
+    Every rank computes the same from the same proposals. Raises CheckpointError where they do not fit together.
+    """
+    _same_tensors(proposals)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    try:
+        plans, metadata = planner.create_global_plan(proposals)
+    except (ValueError, AssertionError) as error:
+        raise CheckpointError("the pieces of the ranks do not make up whole tensors", found=str(error)) from error
+    names = {name: (name,) for name in metadata.state_dict_metadata}
+    # Without names of its own tensors, DCP's tools cannot turn the checkpoint into one file.
+    metadata = replace(metadata, planner_data=names)
+    return Agreed(FileSystemWriter("unused").prepare_global_plan(plans), metadata)
+
+
+def _same_tensors(proposals: list[SavePlan]) -> None:
+    seen: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
+    for rank, plan in enumerate(proposals):
+        for item in plan.items:
+            data = cast("Any", item.tensor_data)
+            first, size, dtype = seen.setdefault(item.index.fqn, (rank, data.size, data.properties.dtype))
+            if (size, dtype) != (data.size, data.properties.dtype):
+                raise CheckpointError(
+                    f"{item.index.fqn} differs between ranks",
+                    found=f"{_shape(size)} {dtype} on rank {first}, {_shape(data.size)} {data.properties.dtype} "
+                    f"on rank {rank}",
+                    do="build the same model on every rank",
+                )
+
+
+class _Staged(DefaultSavePlanner):
+    """Hands out the host copies instead of the tensors of the training."""
+
+    def __init__(self, copies: Mapping[dcp.MetadataIndex, Tensor]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._copies = copies
+
+    def lookup_object(self, index: dcp.MetadataIndex) -> Tensor:
+        return self._copies[index]
+
+
+class _Recording(FileSystem):
+    """Remembers what every file written through it must be when it is read back."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, FileFact] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        assert mode == "wb", mode
+        path = cast("Path", self.init_path(path))
+        stream = disk.Recorder(path)
+        try:
+            yield stream
+        finally:
+            stream.close()
+        self.facts[path.name] = stream.fact()
+
+
+def write(
+    folder: Path, plan: SavePlan, copies: Mapping[dcp.MetadataIndex, Tensor]
+) -> tuple[Written, dict[str, FileFact]]:
+    """Write this rank's pieces, synced. Returns where they lie and what the files must be. Raises OSError."""
+    if not plan.items:
+        return [], {}
+    # Copying ahead would touch the default CUDA device from this thread, and the copies are on the host already.
+    writer, files = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0), _Recording()
+    writer.fs = files
+    results = writer.write_data(plan, _Staged(copies)).wait()
+    places = {result.index: result.storage_data for result in results}
+    written = [places[item.index] for item in plan.items]
+    return [(place.relative_path, place.offset, place.length) for place in written], files.facts
+
+
+def write_metadata(folder: Path, agreed: Agreed, written: list[Written]) -> FileFact:
+    """Write DCP's metadata, which says where every piece lies. Returns what the file must be."""
+    places: dict[dcp.MetadataIndex, _StorageInfo] = {}
+    for plan, mine in zip(agreed.plans, written, strict=True):
+        places |= {item.index: _StorageInfo(*place) for item, place in zip(plan.items, mine, strict=True)}
+    whole = replace(agreed.metadata, storage_data=places, storage_meta=dcp.StorageMeta(), version="1.0.0")
+    file = disk.Recorder(folder / METADATA)
+    try:
+        file.write(pickle.dumps(whole))
+    finally:
+        file.close()
+    return file.fact()
+
+
+_CLASSES: dict[tuple[str, str], Any] = {
+    (kind.__module__, kind.__qualname__): kind
+    for kind in (
+        dcp.Metadata,
+        dcp.MetadataIndex,
+        dcp.StorageMeta,
+        dcp.TensorStorageMetadata,
+        dcp.TensorProperties,
+        dcp.ChunkStorageMetadata,
+        dcp._MEM_FORMAT_ENCODING,  # noqa: SLF001 DCP's own files name it
+        _StorageInfo,
+        torch.Size,
+    )
+}
+
+
+def _member(kind: Any, name: str) -> Any:
+    """What some versions of Python pickle an enum's member with, for this one enum."""
+    if kind is not dcp._MEM_FORMAT_ENCODING:  # noqa: SLF001
+        raise pickle.UnpicklingError(f"getattr({kind!r}, {name!r})")
+    return kind[name]
+
+
+def _layout(name: str) -> torch.layout:
+    if name != "torch.strided":
+        raise pickle.UnpicklingError(f"the layout {name!r}")
+    return torch.strided
+
+
+class _Refused(pickle.UnpicklingError):
+    """The metadata names something that does not belong there."""
+
+
+class _AllowList(pickle.Unpickler):
+    """Only the plain facts about tensors; nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _CLASSES.get((module, name))
+        if found is not None:
+            return found
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return _layout
+        if (module, name) == (builtins.__name__, "getattr"):
+            return _member
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        raise _Refused(f"{module}.{name}")
+
+
+def read_metadata(path: Path) -> dcp.Metadata:
+    """DCP's metadata of a checkpoint, through an allow-list. Raises CheckpointError naming what else it holds."""
+    file = path / METADATA
+    try:
+        with file.open("rb") as stream:
+            found = _AllowList(stream).load()
+    except _Refused as error:
+        raise CheckpointError(
+            f"{file} asks for a class that has no place there", found=str(error), do=_FOREIGN
+        ) from None
+    except OSError as error:
+        raise disk.explain(error, "reading", file) from error
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise CheckpointError(f"{file} cannot be read", found=f"{type(error).__name__}: {error}") from error
+    if not _sound(found):
+        raise CheckpointError(f"{file} does not hold the facts of tensors", found=type(found).__name__, do=_FOREIGN)
+    return cast("dcp.Metadata", found)
+
+
+_FOREIGN = "do not load this checkpoint unless you know where it comes from"
+
+
+def _sound(found: Any) -> bool:
+    return (
+        isinstance(found, dcp.Metadata)
+        and isinstance(found.storage_data, dict)
+        and all(type(place) is _StorageInfo for place in found.storage_data.values())
+        and all(type(fact) is dcp.TensorStorageMetadata for fact in found.state_dict_metadata.values())
+    )
+
+
+def files_of(metadata: dcp.Metadata) -> set[str]:
+    """The files that hold the tensors."""
+    return {place.relative_path for place in metadata.storage_data.values()}
+
+
+def facts_of(metadata: dcp.Metadata) -> dict[str, TensorFact]:
+    """Shape and dtype of every saved tensor."""
+    saved = cast("dict[str, Any]", metadata.state_dict_metadata)
+    return {name: TensorFact(tuple(fact.size), fact.properties.dtype) for name, fact in saved.items()}
+
+
+def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor]) -> None:
+    """Fill these tensors in place with what this rank needs of them. Local. Raises OSError, RuntimeError."""
+    state: dict[str, Any] = dict(tensors)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(state, metadata, is_coordinator=True)
+    reader = FileSystemReader(path)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(_by_place(create_default_local_load_plan(state, metadata), metadata), planner).wait()
+
+
+def _by_place(plan: Any, metadata: dcp.Metadata) -> Any:
+    """The same reads in the order of the files, so that disks are read forwards."""
+
+    def place(item: Any) -> tuple[str, int]:
+        info = metadata.storage_data[item.storage_index]
+        return info.relative_path, info.offset
+
+    return replace(plan, items=sorted(plan.items, key=place))
+
+
+def _shape(size: torch.Size) -> str:
+    return str(list(size))

@@ -1,0 +1,96 @@
+"""Room: the environment of a rank: torchrun's contract, our own variables, and what must not leak into it. No torch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from worldsize.launch.plan import Plan, Share
+
+_HIDDEN = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_NTASKS", "SLURM_NPROCS",
+    "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP", "SLURM_DISTRIBUTION", "SLURM_PTY_", "SLURM_PMI",
+    "OMPI_", "PMI_", "PMIX_", "PMI2_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_", "PALS_", "TORCHELASTIC_",
+)  # fmt: skip
+"""Beginnings of names that speak of another launcher's ranks: libraries would believe them."""
+
+_KEPT = ("OMPI_MCA_", "PMIX_MCA_")
+"""The user's own settings for MPI."""
+
+
+def read() -> dict[str, str]:
+    """A copy of this process's environment."""
+    return dict(os.environ)
+
+
+def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int, folder: Path) -> dict[str, str]:
+    """Everything that rank `share.first_rank + local_rank` finds in its environment.
+
+    Args:
+        base: the supervisor's own environment.
+        plan: what is started.
+        share: this node's place in the attempt.
+        local_rank: the rank on this node.
+        folder: where the logs of this attempt are.
+    """
+    env = {name: value for name, value in base.items() if name.startswith(_KEPT) or not name.startswith(_HIDDEN)}
+    env.setdefault("OMP_NUM_THREADS", str(_threads(base, share.nproc)))
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    return env | plan.options | _contract(plan, share, local_rank) | _ours(plan, share, local_rank, folder)
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Where rank `rank` leaves the exception it ends with."""
+    return folder / f"rank-{rank:04d}.error.json"
+
+
+def commit_file(folder: Path, node: int) -> Path:
+    """Where the ranks of one node report what they committed in this attempt: a line each, "<step> <path>"."""
+    return folder / f"commits-{node:04d}"
+
+
+def _contract(plan: Plan, share: Share, local_rank: int) -> dict[str, str]:
+    rank = share.first_rank + local_rank
+    values = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": share.world,
+        "LOCAL_WORLD_SIZE": share.nproc,
+        "GROUP_RANK": share.node,
+        "GROUP_WORLD_SIZE": share.nodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": share.world,
+        "ROLE_NAME": plan.role,
+        "MASTER_ADDR": share.master_addr,
+        "MASTER_PORT": share.master_port,
+        "TORCHELASTIC_RUN_ID": share.run_id,
+        "TORCHELASTIC_RESTART_COUNT": share.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": plan.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _ours(plan: Plan, share: Share, local_rank: int, folder: Path) -> dict[str, str]:
+    rank = share.first_rank + local_rank
+    log_dir = folder.parent.parent
+    return {
+        "TORCHELASTIC_ERROR_FILE": str(error_file(folder, rank)),
+        "WORLDSIZE_LAUNCHER": "worldsize",
+        "WORLDSIZE_LOG_DIR": str(log_dir),
+        "WORLDSIZE_COMMIT_FILE": str(commit_file(folder, share.node)),
+        "WORLDSIZE_GRACE": f"{plan.grace:g}",
+    }
+
+
+def _threads(base: Mapping[str, str], nproc: int) -> int:
+    """Threads of each rank: its part of the processors that this process may use, and of Slurm's share."""
+    allowed = len(os.sched_getaffinity(0))
+    share = base.get("SLURM_CPUS_PER_TASK", "")
+    if share.isdigit() and int(share):
+        allowed = min(allowed, int(share))
+    return max(1, allowed // nproc)

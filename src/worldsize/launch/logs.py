@@ -1,0 +1,229 @@
+"""Room: what ranks print: kept byte for byte in one file a rank and attempt, and shown by whole lines on the console.
+
+With several ranks every line on the console begins with its rank. A Python traceback is held back while it is not yet
+known whether the process ends with it: of the several tracebacks that one failure causes, the supervisor shows one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worldsize.launch.loop import Loop, Timer
+
+OUT, ERR = 1, 2
+
+_CHUNK = select.PIPE_BUF  # what a pipe that reports room takes without blocking
+_BACKLOG = 1 << 20
+_LONGEST_LINE = 1 << 16
+_LONGEST_TRACEBACK = 1 << 18
+_TAIL_LINES = 40
+_HOLD_S = 2.0
+_LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?=[^\n]))")
+_BEGINS = re.compile(
+    rb"(?:\[rank\d+\]:\s?)?(?:\s*(?:\+ Exception Group )?Traceback \(most recent call last\):|  File \".*\", line \d+$)"
+)
+
+
+class Sink(Protocol):
+    """Where the console's bytes go."""
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Take `data` for OUT or ERR, all of it."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is behind: let it catch up before reading more."""
+        ...
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Call once, when the reader has caught up."""
+        ...
+
+    def flush(self) -> None:
+        """Write everything, however long the reader takes."""
+        ...
+
+
+class Terminal:
+    """The two standard streams, written without ever stopping the loop: a paused terminal must not hide a dead rank."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._queues: dict[int, deque[bytes]] = {OUT: deque(), ERR: deque()}
+        self._closed: set[int] = set()
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is behind."""
+        return sum(len(data) for queue in self._queues.values() for data in queue) > _BACKLOG
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Write what can be written now, and keep the rest."""
+        if stream in self._closed:
+            return
+        queue = self._queues[stream]
+        queue.extend(data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK))
+        self._resume(stream)
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Call once, when the reader has caught up."""
+        self._waiting.append(call)
+
+    def flush(self) -> None:
+        """Write everything, however long the reader takes."""
+        for stream, queue in self._queues.items():
+            self._loop.unwatch(stream)
+            while queue:
+                self._put(stream, queue)
+
+    def _drain(self, stream: int) -> None:
+        queue = self._queues[stream]
+        while queue and self._writable(stream):
+            self._put(stream, queue)
+        if queue:
+            self._loop.watch(stream, lambda: self._resume(stream), write=True)
+        if self._waiting and not self.full:
+            calls, self._waiting = self._waiting, []
+            for call in calls:
+                call()
+
+    def _resume(self, stream: int) -> None:
+        self._loop.unwatch(stream)
+        self._drain(stream)
+
+    def _put(self, stream: int, queue: deque[bytes]) -> None:
+        try:
+            written = os.write(stream, queue[0])
+        except BlockingIOError:  # somebody else made the terminal non-blocking
+            select.select((), (stream,), ())
+            return
+        except OSError:  # the reader has gone; the files still have it all
+            self._closed.add(stream)
+            queue.clear()
+            return
+        if written == len(queue[0]):
+            queue.popleft()
+        else:
+            queue[0] = queue[0][written:]
+
+    @staticmethod
+    def _writable(stream: int) -> bool:
+        poll = select.poll()
+        poll.register(stream, select.POLLOUT)
+        return bool(poll.poll(0))
+
+
+class Printed:
+    """`sys.stdout` and `sys.stderr` as they are now: a notebook's cell."""
+
+    full = False
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Print."""
+        (sys.stdout if stream == OUT else sys.stderr).write(data.decode(errors="replace"))
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """There is always room."""
+        call()
+
+    def flush(self) -> None:
+        """Flush both."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+class Stream:
+    """One stream of one rank.
+
+    Args:
+        loop: for the time a traceback is held back.
+        sink: the console.
+        kind: OUT or ERR.
+        log: the rank's log file, open for appending bytes.
+        prefix: what every line on the console begins with; empty: bytes pass as they come, nothing is held back.
+    """
+
+    def __init__(self, loop: Loop, sink: Sink, kind: int, log: BinaryIO, prefix: bytes) -> None:
+        self._loop, self._sink, self._kind, self._log, self._prefix = loop, sink, kind, log, prefix
+        self._partial = b""
+        self._ready: list[bytes] = []
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._timer: Timer | None = None
+        self.holding = False
+        """Whether a traceback is held back (or, without a prefix, would be)."""
+        self.trace = b""
+        """The newest traceback, and what was printed with it."""
+        self.trace_began = 0.0
+        """When it arrived, on the clock of `time.monotonic`."""
+        self.trace_shown = False
+        """Whether the console has it."""
+
+    @property
+    def tail(self) -> bytes:
+        """The last lines."""
+        return b"".join(self._tail)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as the process wrote them."""
+        self._log.write(data)
+        self._partial += data
+        at = 0
+        for found in _LINE.finditer(self._partial):
+            self._line(found[0])
+            at = found.end()
+        self._partial = self._partial[at:]
+        if len(self._partial) > _LONGEST_LINE:
+            self._line(self._partial)
+            self._partial = b""
+        self._show(data)
+
+    def hold_on(self) -> None:
+        """The ranks are being ended: a traceback that is held back now is held to the end."""
+        if self._timer:
+            self._timer.cancel()
+
+    def end(self) -> None:
+        """The process has ended: the last line may lack its newline; what is held back stays so, in `trace`."""
+        if self._partial:
+            self._line(self._partial + b"\n")
+            self._partial = b""
+            self._show(b"")
+        self.hold_on()
+
+    def release(self) -> None:
+        """The process lives on, or ended well: what is held back is no failure."""
+        if not self.holding:
+            return
+        self.holding, self.trace_shown = False, True
+        self._ready.extend(self._prefix + line for line in self.trace.splitlines(keepends=True))
+        self._show(b"")
+
+    def _line(self, line: bytes) -> None:
+        self._tail.append(line)
+        if not self.holding and self._kind == ERR and _BEGINS.match(line):
+            self.holding, self.trace, self.trace_began = True, b"", time.monotonic()
+            self.trace_shown = not self._prefix
+            self._timer = self._loop.later(_HOLD_S, self.release)
+        if not self.holding:
+            self._ready.append(self._prefix + line)
+            return
+        self.trace += line
+        if len(self.trace) > _LONGEST_TRACEBACK:
+            self.release()
+
+    def _show(self, data: bytes) -> None:
+        shown = b"".join(self._ready) if self._prefix else data
+        self._ready.clear()
+        if shown:
+            self._sink.write(self._kind, shown)

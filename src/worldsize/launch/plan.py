@@ -1,0 +1,72 @@
+"""Room: what is to be started here, and the place a node is given for one attempt. Values only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from worldsize.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """Read "30", "1.5s", "500ms", "2m" or "1h" as seconds. Raises ConfigError on anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|)\s*", text, re.ASCII)
+    if not found:
+        raise ConfigError(f"{text!r} is not a length of time", do="write 30s, 500ms, 2m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one supervisor starts on its node, and how it treats it."""
+
+    argv: tuple[str, ...]
+    """The program of every rank."""
+    nproc: int = 1
+    """Ranks on this node."""
+    nodes: int = 1
+    node: int | None = None
+    """This node's number; None: in the order of arrival, the host of the endpoint first."""
+    endpoint: tuple[str, int] | None = None
+    """Where the supervisors of several nodes meet; served by node 0."""
+    master_port: int | None = None
+    """The port of rank 0's store on a single node; None: a free one."""
+    run_id: str | None = None
+    """The name of this start, equal on all nodes; None: a random one."""
+    role: str = "default"
+    max_restarts: int = 0
+    restart_delay: float = 0.0
+    grace: float = 30.0
+    """Seconds between a stop signal and SIGKILL."""
+    peer_grace: float = 5.0
+    """Seconds between the failure of one rank and SIGKILL for the others."""
+    rdzv_timeout: float = 600.0
+    log_dir: Path | None = None
+    """Where `attempts/<n>/rank-<k>.log` are kept; None: a temporary folder, removed after success."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further variables for the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The ranks of one node in one attempt."""
+
+    restarts: int
+    """How often the ranks have been started before in this run of the supervisor."""
+    folder: int
+    """The number under `attempts/`: counts on where the log folder has been used before."""
+    first_rank: int
+    nproc: int
+    world: int
+    node: int
+    nodes: int
+    master_addr: str
+    master_port: int
+    run_id: str

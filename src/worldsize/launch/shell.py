@@ -1,0 +1,108 @@
+"""Room: processes: argv, pipes, exit codes, groups that end together. The one module that says `subprocess`.
+
+A `Group` is one process group led by a guard: a shell that waits for the end of its standard input, which only this
+process holds open. However this process ends, SIGKILL included, the kernel closes that pipe and the guard kills the
+whole group, children of children too. There is no moment at which a child runs unguarded, and no code between fork
+and exec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsize.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_GUARD = "trap '' HUP INT QUIT TERM USR1 USR2; read -r line; kill -s KILL 0"
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that was started. The descriptors are its owner's to watch; `close` gives them back."""
+
+    pid: int
+    ended: int
+    """A descriptor that becomes readable when the process has ended."""
+    stdout: int
+    stderr: int
+    _process: subprocess.Popen[bytes]
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, -n after signal n, None while it runs."""
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process itself. Nothing happens where it has ended."""
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self.ended)
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+class Group:
+    """Processes that end together, at the latest with this process."""
+
+    def __init__(self) -> None:
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            process_group=0,
+        )
+        self._children: list[Child] = []
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, stdin: bool = False) -> Child:
+        """Start `argv` with exactly `env`; with `stdin` it reads what this process would have read.
+
+        Raises:
+            LaunchError: the program is not there or cannot be executed.
+        """
+        try:
+            process = subprocess.Popen(  # noqa: S603 - starting the user's program is what this module is for
+                list(argv),
+                stdin=None if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=dict(env),
+                process_group=self._guard.pid,
+            )
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"{argv[0]} cannot be started", found=str(error)) from error
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, err = process.stdout.fileno(), process.stderr.fileno()
+        for descriptor in (out, err):
+            os.set_blocking(descriptor, False)
+        child = Child(process.pid, os.pidfd_open(process.pid), out, err, process)
+        self._children.append(child)
+        return child
+
+    def kill(self) -> None:
+        """SIGKILL every process of the group, children of children included. Returns without waiting for them."""
+        # The guard is not reaped before `close`, so its number cannot belong to another group by now.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._guard.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End whatever still runs, and reap what this process started. Pipes stay readable until the child's `close`."""
+        self.kill()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        for process in (self._guard, *(child._process for child in self._children)):  # noqa: SLF001 - one room
+            process.wait()

@@ -1,0 +1,62 @@
+"""Room: how a program that keeps its own checkpoints talks with its launcher. No torch.
+
+`committed` tells that progress is safe: a supervisor restarts such a program only while that grows. `stop_requested`
+tells that the machine is about to be taken away.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from worldsize.errors import ConfigError
+from worldsize.runtime import env, signals
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMIT_FILE = "WORLDSIZE_COMMIT_FILE"
+
+
+def committed(path: str | os.PathLike[str], step: int) -> None:
+    """Say that everything up to `step` (optimizer steps, or any count that grows) is safe in `path`.
+
+    One rank says it once per checkpoint, after the checkpoint is whole. Without a launcher nothing happens.
+
+    Raises:
+        ConfigError: `step` is negative, or the path has a line break.
+    """
+    text = os.fspath(path)
+    if step < 0 or "\n" in text:
+        raise ConfigError("a commit is a step of at least 0 and a path of one line", found=f"{step} {text!r}")
+    target = env.read().get(COMMIT_FILE)
+    if target:
+        _append(target, f"{step} {text}\n")
+
+
+def newest_commit(path: Path) -> int | None:
+    """The largest step in a file of commits; None where there is none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    steps = [int(word) for line in lines if (word := line.partition(b" ")[0]).isdigit()]
+    return max(steps, default=None)
+
+
+def stop_requested() -> bool:
+    """Whether SIGTERM, SIGUSR1 or SIGINT has come. Call it once before long work: signals are caught from then on.
+
+    The answer is this process's own. Ranks that leave a loop by it must agree on the step, for example by an
+    all-reduce of the answer; exit with code 75 when everything is saved.
+    """
+    signals.install()
+    return signals.received() is not None
+
+
+def _append(target: str, line: str) -> None:
+    descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, os.fsencode(line))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""Room: the norm of all gradients, the same under every strategy, and scaling by it.
+
+Shards count once: the squares of a rank's own shards are summed over its mesh (Pascanu et al., 2013, for clipping).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor, nn
+
+
+def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients that are there."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def norm(grads: Sequence[Tensor]) -> Tensor:
+    """The 2-norm over all gradients together, a 0-dim tensor on their device; collective where they are sharded.
+
+    Gradients on different meshes are reduced mesh by mesh and then combined.
+    """
+    groups: dict[object, list[Tensor]] = defaultdict(list)
+    for grad in grads:
+        groups[grad.device_mesh if isinstance(grad, DTensor) else None].append(grad)
+    parts = [_whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
+    if not parts:
+        return torch.zeros(())
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:
+    """Multiply every gradient in place, whatever it is laid over."""
+    if isinstance(factor, float) and factor == 1.0:
+        return
+    local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+    by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for grad in local:
+        by_device[grad.device, grad.dtype].append(grad)
+    for (device, dtype), group in by_device.items():
+        by = factor.to(device=device, dtype=dtype) if isinstance(factor, torch.Tensor) else factor
+        torch._foreach_mul_(group, by)  # noqa: SLF001 - the public clip uses it too
+
+
+def _whole(total: Tensor) -> Tensor:
+    return total.full_tensor() if isinstance(total, DTensor) else total

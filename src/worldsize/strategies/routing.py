@@ -1,0 +1,100 @@
+"""Room: the user's model stays the user's, and every way into it goes through the strategy.
+
+A wrapper such as DistributedDataParallel sees only calls of itself: `model.encode(x)` on the bare model would leave
+ranks with different gradients, silently. Here the model gets a subclass of its own class in which the call, and every
+public method that is given tensors, enters through the strategy first. Names, attributes and `isinstance` are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_any, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worldsize.strategies.precision import Precision
+
+
+class Entry(Protocol):
+    """The strategy's door: calls `method(*args, **kwargs)` of the model with its collectives around it."""
+
+    def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What the method returns."""
+        ...
+
+
+class Door:
+    """One model's door. Only the outermost call goes through; inner ones are already inside."""
+
+    def __init__(self, entry: Entry | None, precision: Precision, device: torch.device) -> None:
+        self._entry, self._device = entry, device
+        self._dtype = precision.autocast
+        self.inside = False
+        self.entered = 0
+        """How many calls went through since the counter was last reset."""
+
+    def call(self, original: Callable[..., Any], method: str, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run one method of the model through the door."""
+        self.inside = True
+        self.entered += 1
+        through = self._entry if self._entry is not None and torch.is_grad_enabled() else None
+        inner = functools.partial(through, method) if through else functools.partial(original, model)
+        try:
+            if self._dtype is None:
+                return inner(*args, **kwargs)
+            with torch.autocast(self._device.type, self._dtype):
+                result = inner(*args, **kwargs)
+            return tree_map(self._widen, result)
+        finally:
+            self.inside = False
+
+    def _widen(self, value: Any) -> Any:
+        # Losses are computed outside: in 8 bits of mantissa a mean over many tokens would lose the small ones.
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype is self._dtype else value
+
+
+def route(model: nn.Module, entry: Entry | None, precision: Precision, device: torch.device) -> nn.Module:
+    """Give the model its door. Without an entry and without autocast there is nothing to pass: the model is returned as it is."""
+    if entry is None and precision.autocast is None:
+        return model
+    door, kind = Door(entry, precision, device), type(model)
+    members: dict[str, Any] = {name: _method(door, model, kind, name) for name in methods(kind)}
+    members["__call__"] = _method(door, model, kind, "__call__", always=True)
+    members["__module__"], members["__qualname__"] = kind.__module__, kind.__qualname__
+    model.__class__ = type(kind.__name__, (kind,), members)
+    return model
+
+
+def methods(kind: type[nn.Module]) -> list[str]:
+    """Public methods that the user's classes define: not torch's, not properties, not static."""
+    own = [base for base in kind.__mro__ if issubclass(base, nn.Module) and not base.__module__.startswith("torch.")]
+    names = {
+        name
+        for base in own
+        for name, member in vars(base).items()
+        if inspect.isfunction(member) and not name.startswith("_") and not hasattr(nn.Module, name)
+    }
+    return sorted(names)
+
+
+def _method(door: Door, model: nn.Module, kind: type[nn.Module], name: str, *, always: bool = False) -> Callable[..., Any]:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def through(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # A copy of the model carries this class too, but is the user's own business: it stays outside.
+        if self is not model or door.inside or not (always or tree_any(_tensor, (args, kwargs))):
+            return original(self, *args, **kwargs)
+        return door.call(original, name, self, *args, **kwargs)
+
+    return through
+
+
+def _tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

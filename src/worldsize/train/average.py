@@ -1,0 +1,79 @@
+"""Room: an exponential moving average of a model's weights, laid out like the model, saved under bare names.
+
+Polyak and Juditsky, 1992. Averaged: floating-point parameters. Copied: everything else in the state (running statistics).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from worldsize.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from worldsize.train.parts import Placed
+
+
+class Average:
+    """`average <- decay * average + (1 - decay) * weights` after each update of the model.
+
+    Args:
+        placed: the model.
+        decay: between 0 and 1, exclusive.
+
+    Raises:
+        ConfigError: the decay is out of range.
+    """
+
+    def __init__(self, placed: Placed, decay: float) -> None:
+        if not 0.0 < decay < 1.0:
+            raise ConfigError("the decay of an average lies between 0 and 1", found=str(decay), do="0.999 is usual")
+        self.placed, self.decay = placed, decay
+        self.tensors: dict[str, Tensor] = {name: value.detach().clone() for name, value in self._live().items()}
+        self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def update(self) -> None:
+        """Move towards the model's weights. No collective: each rank averages what it holds."""
+        if self._pairs is None:
+            # Found once: a state dict at each step would cost more than the average itself.
+            self._pairs = self._find()
+        torch._foreach_lerp_(*self._pairs, 1.0 - self.decay)  # noqa: SLF001 - as torch's own AveragedModel does
+        for old, new in self._copies:
+            old.copy_(new)
+
+    def _find(self) -> tuple[list[Tensor], list[Tensor]]:
+        live = self._live()
+        averaged = [name for name, _ in self.placed.module.named_parameters() if live[name].is_floating_point()]
+        self._copies = [(self.tensors[name], live[name]) for name in live if name not in set(averaged)]
+        return [_local(self.tensors[name]) for name in averaged], [_local(live[name]) for name in averaged]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model computes with the averaged weights inside this block."""
+        live = self._live()
+        kept = {name: value.detach().clone() for name, value in live.items()}
+        with torch.no_grad():
+            for name, value in live.items():
+                value.copy_(self.tensors[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in live.items():
+                    value.copy_(kept[name])
+
+    def _live(self) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in self.placed.module.state_dict().items()}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return local

@@ -1,0 +1,147 @@
+"""Room: what all of a run's steps share: parts, strategy, precision, agreement. No loop, no files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsize.data.keys import key
+from worldsize.errors import LayoutError, StepError
+from worldsize.runtime.seeds import reseed, reseeded
+from worldsize.strategies import registry
+from worldsize.strategies.base import Options, Padding, Setting, Strategy
+from worldsize.strategies.batchnorm import RunningStatistics
+from worldsize.strategies.precision import Precision
+from worldsize.train.parts import Parts, Placed, Trained
+from worldsize.train.scale import LossScale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor, nn
+
+    from worldsize.runtime.comm import Comm
+    from worldsize.runtime.session import Session
+    from worldsize.train.settings import Settings
+
+_NORM_EVERY = 10
+"""Every how many steps the gradient norm is taken for the log alone: a pass over all gradients is not free."""
+_ORDER: tuple[Padding, ...] = ("none", "one", "equal")
+
+
+class Engine:
+    """The shared machinery under `Run`.
+
+    Args:
+        session: this process among the others.
+        settings: what decides the training.
+    """
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self.session, self.seed = session, settings.seed
+        self.precision = Precision.of(settings.precision)
+        self.parts = Parts()
+        self.scale = LossScale() if self.precision.scaled else None
+        self.log_norm = False
+        """Whether this step's gradient norm is wanted for a log line."""
+        self._strategies: dict[str, Strategy] = {}
+        self.strategy = self.strategy_of(settings.strategy or registry.default(session.comm.size))
+        self._missing_checked: set[str] = set()
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.session.device
+
+    @property
+    def comm(self) -> Comm:
+        """Agreement between the ranks."""
+        return self.session.comm
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by so that small gradients survive (1 except in fp16)."""
+        return self.scale.value if self.scale else 1.0
+
+    @property
+    def padding(self) -> Padding:
+        """What the most demanding of the strategies in use needs of idle ranks."""
+        return max((strategy.padding for strategy in self._strategies.values()), key=_ORDER.index)
+
+    def strategy_of(self, name: str) -> Strategy:
+        """The strategy of that name, made once."""
+        if name not in self._strategies:
+            self._strategies[name] = registry.find(name)(Setting(self.session, self.precision))
+        return self._strategies[name]
+
+    def place(
+        self, build: Callable[[], nn.Module] | nn.Module, name: str, strategy: str | None, options: Mapping[str, Any]
+    ) -> Placed:
+        """Build a model under its own key and lay it over the ranks."""
+        self.parts.refuse_late("a model")
+        if name in self.parts.models:
+            raise StepError(f"two models are named {name!r}", do="give each run.model a name= of its own")
+        chosen = self.strategy if strategy is None else self.strategy_of(strategy)
+        maker = build if not isinstance(build, torch.nn.Module) else lambda: build
+        with reseeded(key(self.seed, "model", name), self.device):
+            module = chosen.place(maker, Options.of(options))  # type: ignore[arg-type]
+        placed = Placed(name, module, chosen, RunningStatistics(module, chosen))
+        self.parts.models[name] = placed
+        return placed
+
+    def begin_step(self, index: int) -> None:
+        """Seed the loop body, equally on all ranks, and decide whether this step's gradient norm is logged."""
+        reseed(key(self.seed, "body", index), self.device)
+        self.log_norm = index % _NORM_EVERY == 0
+
+    def strategy_sum(self, tensor: Tensor) -> None:
+        """Sum a small tensor over ranks in place, ordered before whatever the device does next."""
+        work = self.strategy.sum_(tensor)
+        if work is not None:
+            work.wait()
+
+    def wants_norm(self, entry: Trained) -> bool:
+        """Whether the norm of this optimizer's gradients is needed."""
+        return entry.clip is not None or self.scale is not None or self.log_norm
+
+    def check_gradients(self, placed: Placed) -> None:
+        """Raises StepError where a parameter without gradient would leave ranks different."""
+        missing = placed.strategy.check_gradients(placed.module)
+        if missing:
+            raise StepError(
+                f"parameters of model {placed.name!r} got no gradient in this step",
+                found=", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),  # noqa: PLR2004
+                do="freeze them (requires_grad_(False) before run.model), use them, or run.model(..., unused_parameters='allow')",
+            )
+
+    def unused(self, placed: Placed) -> list[str]:
+        """Parameters that got no gradient in the model's first step, told once, under strategies that can live with it."""
+        if placed.name in self._missing_checked:
+            return []
+        self._missing_checked.add(placed.name)
+        return [name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None]
+
+    def accept_step(self, grad_norm: Tensor | None) -> bool:
+        """Whether the optimizers move: always, except after an overflow in fp16."""
+        if self.scale is None or grad_norm is None:
+            return True
+        return self.scale.judge(finite=bool(torch.isfinite(grad_norm)))
+
+    def after_update(self, trained: list[Trained]) -> None:
+        """Averages and schedules follow the optimizers that moved."""
+        moved = {id(placed) for entry in trained for placed in entry.models}
+        for average in self.parts.averages.values():
+            if id(average.placed) in moved:
+                average.update()
+        optimizers = {id(entry.optimizer) for entry in trained}
+        for scheduled in self.parts.schedules:
+            if scheduled.every == "step" and id(scheduled.optimizer) in optimizers:
+                scheduled.schedule.step()
+
+    def refuse_accumulating_syncbn(self, micro_per_rank: int) -> None:
+        """See `RunningStatistics.refuse_synchronised`. Raises LayoutError."""
+        for placed in self.parts.models.values():
+            placed.statistics.refuse_synchronised(accumulating=micro_per_rank > 1)
+        if not self.parts.optimizers:
+            raise LayoutError("there is no optimizer", do="make one with run.optimizer(...) before run.steps")

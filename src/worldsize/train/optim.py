@@ -1,0 +1,121 @@
+"""Room: an optimizer's state by parameter name, so that it survives any layout. Knows torch.optim's contract only.
+
+Tensors go out under names, shards as they are; everything else (step counts, hyperparameters, nested lists) goes out as a
+plain skeleton in which a tensor is a placeholder. Coming back, the skeleton says which tensors to read: a parameter
+that never had a gradient has no state, and needs none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from worldsize.errors import CheckpointError, ConfigError
+from worldsize.train.plain import empty, join, split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+Skeleton = dict[str, Any]
+
+
+class NamedOptimizer:
+    """One optimizer with the names of what it trains.
+
+    Args:
+        name: how checkpoints call it.
+        optimizer: a torch optimizer over parameters of the models.
+        models: the models by name.
+
+    Raises:
+        ConfigError: it trains a parameter of none of the models.
+    """
+
+    def __init__(self, name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
+        self.name, self.optimizer = name, optimizer
+        names = {id(p): f"{model}.{path}" for model, module in models.items() for path, p in module.named_parameters()}
+        self._names: dict[str, nn.Parameter] = {}
+        for parameter in self.parameters:
+            if id(parameter) not in names:
+                raise ConfigError(
+                    "the optimizer trains a parameter that belongs to none of its models",
+                    found=f"a tensor of shape {tuple(parameter.shape)}",
+                    do="make the optimizer from the model that it is given: run.optimizer(lambda m: AdamW(m.parameters()), model)",
+                )
+            self._names[names[id(parameter)]] = parameter
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters it trains, in the order of its groups."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def state(self) -> tuple[dict[str, Tensor], Skeleton]:
+        """Tensors by name ("<parameter>/<key>"), and the skeleton that puts them back."""
+        tensors: dict[str, Tensor] = {}
+        slots = {
+            name: split(self.optimizer.state[parameter], name, tensors)
+            for name, parameter in self._names.items()
+            if parameter in self.optimizer.state
+        }
+        return tensors, {"slots": slots, "groups": self._groups()}
+
+    def wanted(self, skeleton: Skeleton) -> dict[str, Tensor]:
+        """Empty tensors, laid out as this optimizer needs them, for everything the skeleton names.
+
+        Raises:
+            CheckpointError: the checkpoint's optimizer trains other parameters, or groups them in another way.
+        """
+        if [group["params"] for group in self._groups()] != [group["params"] for group in skeleton["groups"]]:
+            raise CheckpointError(
+                f"optimizer {self.name!r}: the parameter groups are not those of the checkpoint",
+                found=_differences(self._groups(), skeleton["groups"]),
+                do="build the optimizer as in the run that wrote it",
+            )
+        found: dict[str, Tensor] = {}
+        for name, slot in skeleton["slots"].items():
+            parameter = self._names[name]
+            for path, tensor in empty(slot, parameter.device).items():
+                sharded = isinstance(parameter, DTensor) and parameter.shape == tensor.shape
+                found[path] = torch.empty_like(parameter, dtype=tensor.dtype) if sharded else tensor
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor], skeleton: Skeleton) -> None:
+        """Put state and hyperparameters back, through the optimizer's own `load_state_dict`."""
+        numbers = {name: index for index, name in enumerate(self._names)}
+        state = {numbers[name]: join(slot, tensors) for name, slot in skeleton["slots"].items()}
+        groups = []
+        for saved in skeleton["groups"]:
+            groups.append({**_tuples(saved), "params": [numbers[name] for name in saved["params"]]})
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _groups(self) -> list[dict[str, Any]]:
+        names = {id(parameter): name for name, parameter in self._names.items()}
+        return [
+            {**{key: _plain(value) for key, value in group.items() if key != "params"},
+             "params": [names[id(parameter)] for parameter in group["params"]]}
+            for group in self.optimizer.param_groups
+        ]  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item()  # lr may be a tensor under compile
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tuples(group: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples, and optimizers compare none: betas come back as they were."""
+    return {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
+
+
+def _differences(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
+    here = {name for group in now for name in group["params"]}
+    there = {name for group in before for name in group["params"]}
+    if here == there:
+        return f"groups of {[len(g['params']) for g in now]} now, of {[len(g['params']) for g in before]} before"
+    return f"only now {sorted(here - there)[:3]}, only before {sorted(there - here)[:3]}"

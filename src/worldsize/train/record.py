@@ -1,0 +1,94 @@
+"""Room: the numbers of each step on their way out. Values stay on the device until a line is due.
+
+Reading a number from a device stops the host until the device has come that far; here that happens about once a
+second and once at each commit, for all steps since the last time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsize.track.base import Tracker
+    from worldsize.train.parts import Trained
+    from worldsize.train.progress import Progress
+    from worldsize.train.step import Step
+
+_EVERY = 1.0
+Sums = list[dict[str, tuple[float, float]]]
+"""For each rank (sum, n) by name."""
+
+
+class Recorder(Protocol):
+    """Takes each step's numbers."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write."""
+        ...
+
+    def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
+        """Remember a step's numbers, without reading them."""
+        ...
+
+    def flush(self, sums: Sums) -> None:
+        """Write what was taken; `sums` are the program's own numbers of each rank since the last time."""
+        ...
+
+
+class NoRecorder:
+    """The recorder of every process but one."""
+
+    due = False
+
+    def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
+        """Nothing."""
+
+    def flush(self, sums: Sums) -> None:
+        """Nothing."""
+
+
+class StepRecorder:
+    """Writes steps to a tracker and to the progress display."""
+
+    def __init__(self, tracker: Tracker, progress: Progress) -> None:
+        self._tracker, self._progress = tracker, progress
+        self._taken: list[tuple[int, dict[str, float | Tensor]]] = []
+        self._next = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether a second has passed."""
+        return time.monotonic() >= self._next
+
+    def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
+        """Remember a step's numbers, without reading them."""
+        values: dict[str, float | Tensor] = {"epoch": step.epoch, "samples": samples, "loss": step.loss}
+        for entry in optimizers:
+            name = "lr" if len(optimizers) == 1 else f"lr/{entry.named.name}"
+            values[name] = entry.optimizer.param_groups[0]["lr"]
+        if step.grad_norm is not None:
+            values["grad_norm"] = step.grad_norm
+        self._taken.append((step.index, values))
+
+    def flush(self, sums: Sums) -> None:
+        """Write what was taken since the last time."""
+        self._next = time.monotonic() + _EVERY
+        logged = _means(sums)
+        for position, (index, values) in enumerate(self._taken):
+            row = {name: float(value) for name, value in values.items()}
+            if position == len(self._taken) - 1:
+                row |= logged
+            self._tracker.log(index, row)
+            self._progress.show(index, row)
+        self._taken.clear()
+
+
+def _means(sums: Sums) -> dict[str, float]:
+    names = sorted({name for rank in sums for name in rank})
+    pairs = {name: [rank[name] for rank in sums if name in rank] for name in names}
+    counts = {name: sum(count for _, count in pairs[name]) for name in names}
+    return {name: sum(total for total, _ in pairs[name]) / counts[name] for name in names if counts[name]}

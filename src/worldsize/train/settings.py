@@ -1,0 +1,146 @@
+"""Room: what decides a training, as one frozen value; which of it must not change between attempts.
+
+What a person says at the command line (`worldsize run --strategy fsdp`) reaches a program through WORLDSIZE_* variables
+and wins over what the program says: strategy, precision, device, run folder. The batch is the training's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsize.config import Duration
+from worldsize.errors import ConfigError, LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ACCEPTABLE = ("global_batch", "micro_batch", "data", "seed", "precision", "duration", "own-generator", "unused")
+"""What `accept=` may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """When checkpoints are written and which are kept.
+
+    Attributes:
+        every: a duration in steps, epochs or samples between checkpoints; None saves only at the end and on a stop.
+        keep_last: how many of the newest are kept.
+        keep_every: keep each that falls on a multiple of this many steps for ever.
+        keep_best: how many of the best (see `Run.best`) are kept.
+        synchronous: stop training while a checkpoint is written.
+        on_error: "continue" trains on with the older checkpoint after a failed save, "stop" ends the run.
+    """
+
+    every: str | Duration | None = "1ep"
+    keep_last: int = 2
+    keep_every: int | None = None
+    keep_best: int = 1
+    synchronous: bool = False
+    on_error: str = "continue"
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("continue", "stop"):
+            raise ConfigError("saving on_error", found=repr(self.on_error), do="choose 'continue' or 'stop'")
+        if self.every is not None:
+            Duration.parse(self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See `Run` for each."""
+
+    dir: Path
+    global_batch: int
+    micro_batch: int | None
+    duration: Duration
+    seed: int = 0
+    strategy: str | None = None
+    precision: str = "fp32"
+    device: str | None = None
+    accept: tuple[str, ...] = ()
+    saving: Saving = field(default_factory=Saving)
+    log_every: int | None = None
+    stop_after: int | None = None
+    ledger: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or (self.micro_batch is not None and self.micro_batch < 1):
+            raise ConfigError("batch sizes count samples", found=f"{self.global_batch}, {self.micro_batch}")
+        if self.micro_batch is not None and self.micro_batch > self.global_batch:
+            raise ConfigError(
+                "micro_batch is larger than global_batch",
+                found=f"micro_batch={self.micro_batch}, global_batch={self.global_batch}",
+                do="a micro-batch is what one rank computes at a time, the global batch what one step learns from",
+            )
+        unknown = set(self.accept) - set(ACCEPTABLE)
+        if unknown:
+            raise ConfigError(f"accept={sorted(unknown)} is not known", do=f"choose from {', '.join(ACCEPTABLE)}")
+
+    def overridden(self, environ: Mapping[str, str]) -> Settings:
+        """With what the command line said."""
+        said: dict[str, Any] = {}
+        for name in ("strategy", "precision", "device"):
+            if environ.get(f"WORLDSIZE_{name.upper()}"):
+                said[name] = environ[f"WORLDSIZE_{name.upper()}"]
+        for name, variable in (("dir", "WORLDSIZE_RUN_DIR"), ("ledger", "WORLDSIZE_LEDGER")):
+            if environ.get(variable):
+                said[name] = Path(environ[variable])
+        if environ.get("WORLDSIZE_STOP_AFTER"):
+            said["stop_after"] = int(environ["WORLDSIZE_STOP_AFTER"])
+        if environ.get("WORLDSIZE_DURATION"):
+            said["duration"] = Duration.parse(environ["WORLDSIZE_DURATION"])
+        if environ.get("WORLDSIZE_SAVE_EVERY"):
+            said["saving"] = replace(self.saving, every=environ["WORLDSIZE_SAVE_EVERY"])
+        return replace(self, **said)
+
+    def with_micro_batch(self, from_loader: int | None, per_step: int | None = None) -> Settings:
+        """With the micro-batch settled, from whichever place said it.
+
+        Raises:
+            ConfigError: nothing says it, or two places differ.
+        """
+        derived = -(-self.global_batch // per_step) if per_step else None
+        said = {name: value for name, value in (
+            ("micro_batch=", self.micro_batch), ("micro_per_step=", derived), ("the DataLoader's batch_size", from_loader)
+        ) if value is not None}  # fmt: skip
+        if not said:
+            raise ConfigError(
+                "micro_batch is not set: it is how many samples one forward pass sees, and belongs to the training, not "
+                "to the machine",
+                do="give micro_batch= (a divisor of global_batch that fits the smallest device), or a DataLoader with batch_size",
+            )
+        if len(set(said.values())) > 1:
+            raise ConfigError("the micro-batch is said twice, differently", found=str(said))
+        return replace(self, micro_batch=next(iter(said.values())))
+
+    def frozen(self) -> dict[str, Any]:
+        """What decides the samples and numbers of each step: written to run.json by the first attempt."""
+        return {
+            "global_batch": self.global_batch,
+            "micro_batch": self.micro_batch,
+            "seed": self.seed,
+            "precision": self.precision,
+            "duration": str(self.duration),
+        }
+
+    def refuse_changes(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+        """Compare with what the first attempt wrote.
+
+        Returns:
+            a line for each change that `accept=` allows.
+
+        Raises:
+            LayoutError: something changed that would make it another training, with both numbers.
+        """
+        changed = {key: (before[key], now[key]) for key in now if key in before and before[key] != now[key]}
+        changed.pop("duration", None)  # a longer or shorter training is the same one up to where they part
+        refused = {key: pair for key, pair in changed.items() if key not in self.accept}
+        if refused:
+            raise LayoutError(
+                "this run was begun with other settings: going on would be another training",
+                found=", ".join(f"{key}: began with {old}, now {new}" for key, (old, new) in refused.items()),
+                do=f"restore them, choose another run folder, or accept={tuple(sorted(refused))}",
+            )
+        return [f"{key} changed from {old} to {new}, accepted" for key, (old, new) in changed.items()]

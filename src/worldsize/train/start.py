@@ -1,0 +1,164 @@
+"""Room: the way into a run: folder, owner, what was begun before, the newest checkpoint, the data, the displays.
+
+Everything that can be wrong is found here, before the first forward pass, and said with both values.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsize.checkpoint import disk, load, owner
+from worldsize.checkpoint.retain import Keep
+from worldsize.checkpoint.save import Checkpointer
+from worldsize.data.batch import BatchPlan, deal, total_steps
+from worldsize.data.loader import Loader
+from worldsize.data.sources import adopt
+from worldsize.errors import DataError, LayoutError
+from worldsize.runtime import report
+from worldsize.runtime.comm import decide, on_one
+from worldsize.track.base import Nothing, Tracker
+from worldsize.track.jsonl import JsonLines
+from worldsize.train import progress, record, state
+from worldsize.train.folder import RunFolder
+from worldsize.train.ledger import Ledger
+from worldsize.train.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from worldsize.data.making import Count
+    from worldsize.errors import StepError
+    from worldsize.train.engine import Engine
+    from worldsize.train.keep import Kept
+    from worldsize.train.settings import Settings
+
+
+def claim(engine: Engine, settings: Settings) -> owner.Owner:
+    """Become the folder's one writer. Every rank gets to know who owns it, or why not. Collective."""
+
+    def first() -> owner.Owner:
+        disk.check_writable(settings.dir)
+        return owner.claim(settings.dir, run_id=settings.dir.name, job=engine.session.world.run_id)
+
+    return decide(engine.comm, first)
+
+
+def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, BatchPlan]:
+    """Settle the micro-batch and cut the training into steps.
+
+    Raises:
+        ConfigError: nothing says what a micro-batch is.
+        LayoutError: there are more ranks than micro-batches in a step.
+    """
+    source = adopt(data, settings.seed)
+    settled = settings.with_micro_batch(source.micro_batch)
+    assert settled.micro_batch is not None
+    found = BatchPlan(source.length, settled.global_batch, settled.micro_batch, drop_last=source.drop_last)
+    micro, ranks = -(-settled.global_batch // settled.micro_batch), engine.strategy.ranks
+    if ranks > micro:
+        raise LayoutError(
+            "there are more ranks than micro-batches in a step: some would never work",
+            found=f"{ranks} ranks, global_batch {settled.global_batch} = {micro} micro-batches of {settled.micro_batch}",
+            do=f"use at most {micro} ranks, or begin a run with a smaller micro_batch",
+        )
+    engine.refuse_accumulating_syncbn(max(stop - start for start, stop in deal(micro, ranks)))
+    return settled, found
+
+
+def begin(
+    engine: Engine,
+    settings: Settings,
+    kept: Kept,
+    owned: owner.Owner,
+    data: Any,
+    count: Count | None,
+    *,
+    total: int,
+    cut: BatchPlan,
+    abandon: Callable[[StepError], None],
+    close: Callable[[], None],
+) -> Loop:
+    """Everything between the first question for a step and that step.
+
+    Raises:
+        LayoutError: the run was begun as another training.
+        CheckpointError: the checkpoint does not fit what was built.
+    """
+    comm = engine.comm
+    loader = Loader(
+        data,
+        cut,
+        seed=settings.seed,
+        rank=engine.strategy.rank,
+        ranks=engine.strategy.ranks,
+        padding=engine.padding,
+        comm=comm,
+        device=engine.device,
+        count=count,
+        dtype_of_floats=engine.precision.inputs,
+        accept=settings.accept,
+    )
+    folder = RunFolder(settings.dir)
+    notes = decide(comm, lambda: folder.begin(settings, None))
+    notes += folder.same_data(comm, settings, loader.fingerprint())
+    at, more = resume(engine, settings, kept, folder)
+    screen = on_one(comm, lambda: progress.choose(at.step, total), progress.Silent())
+    tracker: Tracker = on_one(comm, lambda: JsonLines(settings.dir, owned.attempt), Nothing())
+    recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.NoRecorder())
+    keep = Keep(last=settings.saving.keep_last, every=settings.saving.keep_every, best=settings.saving.keep_best)
+    checkpointer = Checkpointer(
+        settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error="continue"
+    )
+    for note in [*notes, *more]:
+        screen.say(f"worldsize: {note}")
+    tracker.event("start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv)
+    return Loop(
+        engine, settings, loader, checkpointer, kept, at, total, tracker, screen, recorder,
+        announce=on_one(comm, lambda: _announce, _nobody), abandon=abandon, close=close,
+        ledger=Ledger(settings.ledger, comm.rank) if settings.ledger else None,
+    )  # fmt: skip
+
+
+def resume(engine: Engine, settings: Settings, kept: Kept, folder: RunFolder) -> tuple[state.Progress, list[str]]:
+    """Read the newest checkpoint that is whole into models, optimizers and everything else. Collective."""
+    path, notes = load.newest(settings.dir, engine.comm)
+    if path is None:
+        return state.Progress(), notes
+    train = load.read_train(path)
+    wanted = state.wanted(engine, kept, train)
+    load.load(path, wanted, engine.comm)
+    at = state.restore(engine, kept, train, wanted)
+    return at, [*notes, f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen"]
+
+
+def _announce(path: Path, step: int) -> None:
+    report.committed(path, step)
+
+
+def _nobody(_path: Path, _step: int) -> None:
+    """Another process announces."""
+
+
+def steps_in(settings: Settings, cut: BatchPlan) -> int:
+    """How many steps the run has. Raises DataError where that cannot be known."""
+    found = total_steps(settings.duration, cut)
+    if found == 0:
+        raise DataError("the run has no steps", found=f"duration {settings.duration}", do="give at least one step")
+    return found
+
+
+def generated(settings: Settings) -> Any:
+    """The data of a loop that makes its own: sample ids, as many as one step has."""
+    return torch.utils.data.TensorDataset(torch.arange(settings.global_batch))
+
+
+def schedules(engine: Engine) -> None:
+    """Make the schedules that waited for the number of steps."""
+    for scheduled in engine.parts.schedules:
+        if scheduled.schedule is None:
+            scheduled.schedule = scheduled.make(scheduled.optimizer)
+

@@ -1,0 +1,134 @@
+"""Room: everything a resumed run needs, as tensors by name and one plain mapping; and how it is put back.
+
+Nothing here is a rank's own: any layout can read what any layout wrote. Random numbers need no state, since every draw
+comes from a key; generators of the user's own are kept with `Run.keep`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsize.errors import CheckpointError, ConfigError
+from worldsize.train.plain import join, split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from worldsize.train.engine import Engine
+    from worldsize.train.keep import Kept
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the training stands.
+
+    Attributes:
+        step: optimizer steps made.
+        epoch: epoch of the next step.
+        samples: samples seen by those steps, all ranks.
+        tail: the last step was made, but what the program does after it (an evaluation) was interrupted.
+        best: value, step and direction of the best so far.
+        shift: by how many steps the plan of batches is ahead of `step`, after a change of batch was accepted.
+        done: why the run ended before its duration, or None.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    tail: bool = False
+    best: dict[str, Any] = field(default_factory=dict)
+    shift: int = 0
+    done: str | None = None
+
+
+def tensors(engine: Engine, kept: Kept) -> dict[str, Tensor]:
+    """Every tensor of the state under its name, as it lies on this rank."""
+    found: dict[str, Tensor] = {}
+    for placed in engine.parts.models.values():
+        if placed.save != "none":
+            found |= _named(f"model/{placed.name}", _model(placed.name, placed.module.state_dict()))
+    for entry in engine.parts.optimizers:
+        found |= _named(f"optim/{entry.named.name}", entry.named.state()[0])
+    for name, average in engine.parts.averages.items():
+        found |= _named(f"average/{name}", average.tensors)
+    return found | _named("keep", kept.state()[0])
+
+
+def plain(engine: Engine, kept: Kept, progress: Progress) -> dict[str, Any]:
+    """The rest of the state, in types that JSON can hold."""
+    return {
+        "progress": asdict(progress),
+        "optim": {entry.named.name: entry.named.state()[1] for entry in engine.parts.optimizers},
+        "schedules": [split(_safe(each.schedule.state_dict()), "schedule", {}) for each in engine.parts.schedules],
+        "scale": engine.scale.state_dict() if engine.scale else None,
+        "keep": kept.state()[1],
+    }
+
+
+def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors to read a checkpoint into, laid out as this run needs them: the model's own, and empty ones for the rest.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to other optimizers or keeps other things.
+    """
+    here, there = [entry.named.name for entry in engine.parts.optimizers], list(train["optim"])
+    if here != there:
+        raise CheckpointError("the optimizers are not those of the checkpoint", found=f"now {here}, before {there}")
+    found: dict[str, Tensor] = {}
+    for placed in engine.parts.models.values():
+        if placed.save != "none":
+            found |= _named(f"model/{placed.name}", _model(placed.name, placed.module.state_dict()))
+    for entry in engine.parts.optimizers:
+        found |= _named(f"optim/{entry.named.name}", entry.named.wanted(train["optim"][entry.named.name]))
+    for name, average in engine.parts.averages.items():
+        found |= _named(f"average/{name}", average.tensors)
+    return found | _named("keep", kept.wanted(train["keep"], engine.device))
+
+
+def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[str, Tensor]) -> Progress:
+    """Put what was read where it belongs; the models' own tensors are filled already."""
+    for entry in engine.parts.optimizers:
+        entry.named.load(_under(f"optim/{entry.named.name}", read), train["optim"][entry.named.name])
+    if len(train["schedules"]) != len(engine.parts.schedules):
+        raise CheckpointError(
+            "the schedules are not those of the checkpoint",
+            found=f"{len(engine.parts.schedules)} now, {len(train['schedules'])} before",
+        )
+    for scheduled, state in zip(engine.parts.schedules, train["schedules"], strict=True):
+        scheduled.schedule.load_state_dict(join(state, {}))
+    if engine.scale and train["scale"]:
+        engine.scale.load_state_dict(train["scale"])
+    kept.load(_under("keep", read), train["keep"])
+    return Progress(**train["progress"])
+
+
+def _model(name: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    foreign = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if foreign:
+        raise ConfigError(
+            f"model {name!r} has state that is no tensor", found=str(foreign[:3]), do="use run.keep for it, or a buffer"
+        )
+    return {key: value.detach() for key, value in state.items()}
+
+
+def _safe(state: Any) -> Any:
+    """A schedule's state without functions: they are the program's own and come back with it."""
+    if isinstance(state, dict):
+        return {key: _safe(value) for key, value in state.items() if not callable(value)}
+    if isinstance(state, list | tuple):
+        return type(state)(_safe(value) for value in state)
+    return state.tolist() if isinstance(state, torch.Tensor) else state
+
+
+def _named(prefix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in found.items()}
+
+
+def _under(prefix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): tensor for name, tensor in found.items() if name.startswith(start)}

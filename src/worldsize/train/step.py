@@ -1,0 +1,353 @@
+"""Room: one step: which micro-batches, with what weight, exchanged when, and the update at its end.
+
+A step is one turn over all optimizers unless the program opens turns of its own (`step.turn`), each over some of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsize.data.keys import key
+from worldsize.data.loader import StepBatches
+from worldsize.errors import StepError
+from worldsize.runtime.seeds import reseed
+from worldsize.strategies.norm import gradients, norm, scale_
+from worldsize.train import losses as meaning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from worldsize.data.batch import Piece
+    from worldsize.data.loader import Micro
+    from worldsize.train.engine import Engine
+    from worldsize.train.parts import Trained
+
+
+class Turn:
+    """One pass over the step's micro-batches that ends in one update.
+
+    Args:
+        engine: parts, strategy, seed and precision of the run.
+        batches: this rank's micro-batches of the step, and the step's totals.
+        trained: the optimizers that this turn updates.
+        ordinal: which turn of the step it is, from 0.
+    """
+
+    def __init__(self, engine: Engine, batches: StepBatches, trained: list[Trained], ordinal: int) -> None:
+        self._engine, self._batches, self._trained, self._ordinal = engine, batches, trained, ordinal
+        self._own = list({id(placed): placed for entry in trained for placed in entry.models}.values())
+        self._others = [placed for placed in engine.parts.models.values() if placed not in self._own]
+        self._micro: Micro | None = None
+        self._read = self._sent = 0
+        self._kinds: set[str] = set()
+        self._explicit = 0.0
+        self._loss: Tensor = torch.zeros((), dtype=torch.float64, device=engine.device)
+        self.updated = self.made = False
+        self.grad_norm: Tensor | None = None
+
+    @property
+    def micro_batches(self) -> Iterator[Any]:
+        """This rank's micro-batches of the step, on the device. Iterate over all of them, with one backward each."""
+        self._begin()
+        for position, micro in enumerate(self._batches.micro):
+            last = position == len(self._batches.micro) - 1
+            for placed in self._own:
+                placed.strategy.exchange(placed.module, last=last)
+            for placed in self._others:
+                placed.strategy.stand_by(placed.module, last=last)
+            self._micro = micro
+            reseed(self._key("micro", micro.index), self._engine.device)
+            with self._hidden(micro):
+                yield micro.batch
+            self._read += 1
+        self._micro = None
+        reseed(self._key("tail"), self._engine.device)
+
+    def backward(
+        self,
+        losses: Tensor | None = None,
+        *,
+        mean_over: float | None = None,
+        sum_over: float | None = None,
+        share: Tensor | None = None,
+        of: str | None = None,
+    ) -> None:
+        """Send this micro-batch's losses backward with their exact weight in the step.
+
+        Args:
+            losses: one number for each counted item of the micro-batch (any shape; `reduction="none"`); or one
+                number together with mean_over or sum_over.
+            mean_over: the number is a mean over this many items.
+            sum_over: the number is a sum over this many items.
+            share: a loss that is already divided by `step.totals`.
+            of: which count the losses are over, where `count=` gives several.
+
+        Raises:
+            StepError: the meaning is not clear, outside of the loop over micro_batches, or after update.
+        """
+        if self.updated or self._micro is None:
+            raise StepError(
+                "backward after update" if self.updated else "backward outside of the loop over step.micro_batches",
+                do="call it once for each micro-batch, before update",
+            )
+        micro = self._micro
+        part = meaning.read(losses, mean_over, sum_over, share, meaning.counted(micro.count or {}, len(micro.ids), of))
+        self._same_kind("explicit" if part.explicit is not None else "counted")
+        weight = self._weight(part, of)
+        if micro.dummy:
+            (part.total * 0.0).backward()  # type: ignore[no-untyped-call]
+        else:
+            self._loss += part.total.detach() * weight
+            self._explicit += part.explicit or 0.0
+            (part.total * (weight * self._engine.strategy.averaged * self._engine.loss_scale)).backward()  # type: ignore[no-untyped-call]
+        self._sent += 1
+
+    def update(self, closure: Callable[[], Any] | None = None) -> Tensor | None:
+        """Make the step: compose statistics, normalise, clip, move the optimizers, the averages and the schedules.
+
+        Args:
+            closure: for optimizers that evaluate several times (LBFGS): runs the loop over micro_batches anew.
+
+        Returns:
+            the norm of all gradients before clipping (0-dim tensor, on the device), or None where neither clipping
+            nor a log line asked for it.
+
+        Raises:
+            StepError: micro-batches were left unread, or a parameter got no gradient where that is wrong.
+        """
+        if self.updated:
+            raise StepError("update was called twice")
+        if self.made:
+            self.updated = True
+            return None
+        if closure is None:
+            self._finish()
+            self._move()
+        else:
+            self._optimize(closure)
+        self.updated = True
+        for entry in self._trained:
+            entry.optimizer.zero_grad(set_to_none=True)
+        for placed in self._others:
+            placed.module.zero_grad(set_to_none=True)
+        return self.grad_norm
+
+    @property
+    def loss(self) -> Tensor:
+        """The step's loss over all ranks (0-dim, float64, on the device); complete once update was called."""
+        return self._loss
+
+    def _begin(self) -> None:
+        self._read = self._sent = 0
+        self._explicit = 0.0
+        self._loss = torch.zeros_like(self._loss)
+        for placed in self._engine.parts.models.values():
+            placed.statistics.begin()
+
+    @contextmanager
+    def _hidden(self, micro: Micro) -> Iterator[None]:
+        """What a dummy does is seen by nobody: not by running statistics, not by logs."""
+        if not micro.dummy:
+            yield
+            return
+        blocks = [placed.statistics.hidden() for placed in self._engine.parts.models.values()]
+        for block in blocks:
+            block.__enter__()
+        try:
+            yield
+        finally:
+            for block in blocks:
+                block.__exit__(None, None, None)
+
+    def _same_kind(self, kind: str) -> None:
+        self._kinds.add(kind)
+        if len(self._kinds) > 1:
+            raise StepError(
+                "one turn mixes losses counted beforehand with mean_over= or sum_over=",
+                do="use one of them for all micro-batches of the turn",
+            )
+
+    def _weight(self, part: meaning.Contribution, of: str | None) -> float:
+        if part.divided or part.explicit is not None:
+            return 1.0
+        names = [name for name in self._batches.totals if name != "samples"]
+        total = self._batches.totals[of or (names[0] if len(names) == 1 else "samples")]
+        return 1.0 / total if total else 0.0
+
+    def _finish(self) -> None:
+        """After the last backward: everything that makes gradients the whole world's."""
+        if self._read < len(self._batches.micro):
+            raise StepError(
+                "micro-batches were left unread",
+                found=f"{self._read} of {len(self._batches.micro)}",
+                do="iterate over all of step.micro_batches before update",
+            )
+        if self._sent < self._read:
+            raise StepError("a micro-batch had no backward", found=f"{self._sent} for {self._read} micro-batches")
+        for placed in self._own:
+            self._engine.check_gradients(placed)
+        for placed in self._engine.parts.models.values():
+            placed.statistics.compose()
+        self._engine.strategy_sum(self._loss)
+
+    def _divisor(self) -> float:
+        """What gradients are still multiplied by: the loss scale, and a count that was only said at the calls."""
+        divisor = self._engine.loss_scale
+        if "explicit" in self._kinds:
+            total = self._engine.comm.sum([self._explicit])[0] or 1.0
+            self._loss /= total
+            divisor *= total
+        return divisor
+
+    def _move(self) -> None:
+        divisor = self._divisor()
+        norms = [self._clip(entry, divisor) for entry in self._trained]
+        known = [value for value in norms if value is not None]
+        self.grad_norm = torch.linalg.vector_norm(torch.stack(known)) if len(known) > 1 else next(iter(known), None)
+        if self._engine.accept_step(self.grad_norm):
+            for entry in self._trained:
+                entry.optimizer.step()
+            self._engine.after_update(self._trained)
+
+    def _clip(self, entry: Trained, divisor: float) -> Tensor | None:
+        grads = gradients(entry.named.parameters)
+        if not self._engine.wants_norm(entry):
+            scale_(grads, 1.0 / divisor)
+            return None
+        size = norm(grads) / divisor
+        if entry.clip is None:
+            scale_(grads, 1.0 / divisor)
+        else:
+            # The factor of torch.nn.utils.clip_grad_norm_, joined with the division: one pass over the gradients.
+            scale_(grads, (entry.clip / (size + 1e-6)).clamp(max=1.0) / divisor)
+        return size
+
+    def _optimize(self, closure: Callable[[], Any]) -> None:
+        if len(self._trained) != 1:
+            raise StepError("a closure moves one optimizer", do="open a turn for it: with step.turn(optimizer)")
+        entry = self._trained[0]
+
+        def evaluate() -> float:
+            entry.optimizer.zero_grad(set_to_none=True)
+            closure()
+            self._finish()
+            divisor = self._divisor()
+            self.grad_norm = self._clip(entry, divisor)
+            return float(self._loss)
+
+        entry.optimizer.step(evaluate)
+        self._engine.after_update(self._trained)
+
+    def _key(self, *words: int | str) -> int:
+        return key(self._engine.seed, *words, self._batches.piece.step, self._ordinal)
+
+
+class Step:
+    """One optimizer step, as `run.steps()` yields it.
+
+    Attributes:
+        index: which step of the run, from 0.
+        epoch: which epoch, from 0.
+        ends_epoch: whether the epoch's last sample is in it.
+        totals: how many items all ranks count in this step, by name; "samples" is always there.
+    """
+
+    def __init__(self, engine: Engine, batches: StepBatches, shift: int = 0) -> None:
+        self._engine, self._batches = engine, batches
+        self.index, self.epoch = batches.piece.step - shift, batches.piece.epoch
+        self.ends_epoch, self.totals = batches.piece.ends_epoch, batches.totals
+        self._turns: list[Turn] = []
+        self._whole: Turn | None = None
+        self._sums: dict[str, tuple[float | Tensor, float]] = {}
+
+    @classmethod
+    def again(cls, engine: Engine, piece: Piece, shift: int) -> Step:
+        """A step that was made before an interruption: no micro-batches, nothing to update, only what follows it."""
+        step = cls(engine, StepBatches(piece, [], {"samples": float(piece.stop - piece.start)}, 0), shift)
+        step._turn.made = True  # noqa: SLF001 - one room, two classes
+        return step
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the samples this rank sees, in the order of its micro-batches; dummies left out."""
+        return [number for micro in self._batches.micro if not micro.dummy for number in micro.ids]
+
+    @property
+    def rng(self) -> torch.Generator:
+        """A generator on the host, equal on all ranks, new for each step."""
+        return torch.Generator().manual_seed(key(self._engine.seed, "rng", self.index))
+
+    @property
+    def micro_batches(self) -> Iterator[Any]:
+        """See `Turn.micro_batches`."""
+        return self._turn.micro_batches
+
+    @property
+    def loss(self) -> Tensor:
+        """The loss over all ranks (0-dim, float64): of the last turn, where there are several."""
+        return self._turns[-1].loss if self._turns else self._turn.loss
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """The norm of all gradients before clipping, where it was asked for."""
+        return self._turns[-1].grad_norm if self._turns else None
+
+    @property
+    def updated(self) -> bool:
+        """Whether every turn that was opened ended in an update."""
+        return bool(self._turns) and all(turn.updated for turn in self._turns)
+
+    def backward(self, losses: Tensor | None = None, **meaning: Any) -> None:
+        """See `Turn.backward`."""
+        self._turn.backward(losses, **meaning)
+
+    def update(self, closure: Callable[[], Any] | None = None) -> Tensor | None:
+        """See `Turn.update`."""
+        return self._turn.update(closure)
+
+    @contextmanager
+    def turn(self, *optimizers: Optimizer) -> Iterator[Turn]:
+        """A pass over the micro-batches that trains these optimizers' models only.
+
+        Raises:
+            StepError: the block ends without update, or the step already has a turn over all optimizers.
+        """
+        if self._whole is not None:
+            raise StepError("step.turn after step.micro_batches", do="use turns for all of the step, or none")
+        turn = self._open([self._engine.parts.trained(optimizer) for optimizer in optimizers])
+        yield turn
+        if not turn.updated:
+            raise StepError("a turn ended without update", do="call turn.update() at its end")
+
+    def log(self, name: str, total: float | Tensor, n: float = 1.0) -> None:
+        """Add to a number that is logged as the sum of `total` over the sum of `n`, over all ranks and micro-batches."""
+        micro = (self._turns[-1] if self._turns else self._turn)._micro  # noqa: SLF001 - one room, two classes
+        if micro is None or not micro.dummy:
+            # Tensors stay on the device until a line is written: a float here would stop the host at each call.
+            value = total.detach().sum(dtype=torch.float64) if isinstance(total, torch.Tensor) else total
+            before, count = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (before + value, count + n)
+
+    @property
+    def sums(self) -> Mapping[str, tuple[float | Tensor, float]]:
+        """What `log` gathered on this rank."""
+        return self._sums
+
+    @property
+    def _turn(self) -> Turn:
+        if self._whole is None:
+            if self._turns:
+                raise StepError("step.micro_batches after step.turn", do="use turns for all of the step, or none")
+            self._whole = self._open(list(self._engine.parts.optimizers))
+        return self._whole
+
+    def _open(self, trained: list[Trained]) -> Turn:
+        turn = Turn(self._engine, self._batches, trained, len(self._turns))
+        self._turns.append(turn)
+        return turn

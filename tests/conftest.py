@@ -1,0 +1,120 @@
+"""Room: what this machine can run of the tests. What it cannot is skipped with its reason and listed at the end.
+
+With `CI=true` on a Debian system as root, only missing GPUs excuse a test: any other skipped test fails the session,
+and so does a session in which no test ran.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+CI = bool(os.environ.get("CI"))
+EXCUSED = "gpu"
+
+# Several ranks share a few cores; torch reads this when it is first imported, here and in every started rank.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize=CI,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("house")
+
+
+@cache
+def cuda_devices() -> int:
+    """How many CUDA devices torch sees here."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@cache
+def netns_refusal() -> str | None:
+    """Why no network namespace can be made here, or None."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("ip"):
+        return "needs root and iproute2 for network namespaces"
+    name = f"worldsize-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"needs network namespaces: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return None
+
+
+def _gpu(mark: pytest.Mark) -> str | None:
+    wanted: int = mark.kwargs.get("count", mark.args[0] if mark.args else 1)
+    found = cuda_devices()
+    return f"needs {wanted} CUDA devices, {found} here" if found < wanted else None
+
+
+def _netns(_: pytest.Mark) -> str | None:
+    return netns_refusal()
+
+
+NEEDS: dict[str, Callable[[pytest.Mark], str | None]] = {"gpu": _gpu, "netns": _netns}
+"""Marker -> what this machine lacks for it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more than this machine has, before its fixtures are made."""
+    for name, missing in NEEDS.items():
+        for mark in item.iter_markers(name):
+            if reason := missing(mark):
+                pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what did not run here, by reason."""
+    tests = defaultdict(list)
+    for report in terminalreporter.getreports("skipped"):
+        tests[_reason(report)].append(report.nodeid)
+    if not tests:
+        return
+    terminalreporter.section("not run on this machine")
+    for reason, names in sorted(tests.items()):
+        terminalreporter.write_line(f"{reason} ({len(names)}):")
+        for name in sorted(names):
+            terminalreporter.write_line(f"    {name}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """On a machine that should run all but the GPU tests, fail where it did not."""
+    reporter: pytest.TerminalReporter | None = session.config.pluginmanager.get_plugin("terminalreporter")
+    on_a_worker = hasattr(session.config, "workerinput")
+    if exitstatus != pytest.ExitCode.OK or reporter is None or on_a_worker or not CI:
+        return
+    if not reporter.getreports("passed"):
+        reporter.write_line("\nno test ran", red=True)
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+    elif _should_run_all() and (names := _unexcused(reporter.getreports("skipped"))):
+        reporter.write_line(f"\nshould have run on this machine: {', '.join(names)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _should_run_all() -> bool:
+    return os.geteuid() == 0 and Path("/etc/debian_version").exists()
+
+
+def _unexcused(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    return [report.nodeid for report in skipped if EXCUSED not in getattr(report, "keywords", ())]
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
