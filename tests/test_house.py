@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from worldsize.cli.main import COMMANDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -283,9 +285,11 @@ def test_launch_half_never_loads_torch() -> None:
     assert python(f"{code}\nprint('torch' in sys.modules)") == "False\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
+)
 def test_commands_never_load_torch(arguments: list[str]) -> None:
-    """The command line answers, in its own words, without loading torch."""
+    """The command line and each of its commands answer without loading torch."""
     code = (
         f"import sys\nsys.argv = ['worldsize', *{arguments!r}]\nfrom worldsize.cli.main import main\n"
         "try: main()\nexcept SystemExit as end: code = end.code or 0\nelse: code = 0\n"

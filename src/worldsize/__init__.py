@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Run": "worldsize.train.run",
+    "Trainer": "worldsize.train.trainer",
+    "accuracy": "worldsize.train.criterion",
     "Saving": "worldsize.train.settings",
     "Duration": "worldsize.config",
     "World": "worldsize.world",
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from worldsize.errors import WorldsizeError
     from worldsize.launch.spawn import spawn
     from worldsize.runtime.report import committed, stop_requested
+    from worldsize.train.criterion import accuracy
     from worldsize.train.run import Run
     from worldsize.train.settings import Saving
+    from worldsize.train.trainer import Trainer
     from worldsize.world import World
 
 __all__ = [  # noqa: RUF022 - in the order of API.md
-    "Run", "Saving", "data", "Duration", "committed", "stop_requested", "spawn", "World", "WorldsizeError",
+    "Run", "Trainer", "Saving", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "World", "WorldsizeError",
 ]  # fmt: skip
 
 

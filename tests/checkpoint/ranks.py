@@ -22,7 +22,7 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [
-            context.Process(target=_rank, args=(function, rank, size, store, results, args)) for rank in range(size)
+            context.Process(target=_rank, args=((rank, size, store), results, function, args)) for rank in range(size)
         ]
         for process in ranks:
             process.start()
@@ -35,11 +35,12 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
     return [found[rank][1] for rank in range(size)]
 
 
-def _rank(function: Callable[..., Any], rank: int, size: int, store: str, results: Any, args: tuple[Any, ...]) -> None:
+def _rank(place: tuple[int, int, str], results: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     import torch.distributed as dist
 
     from worldsize.runtime.comm import Ranks
 
+    rank, size, store = place
     try:
         timeout = timedelta(seconds=TIMEOUT)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)

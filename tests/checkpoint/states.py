@@ -23,7 +23,7 @@ SHARDED = {"model/w": (7, 3), "model/b": (3,), "optim/w/exp_avg": (7, 3), "model
 
 
 def odd(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Tensors of every kind that training keeps: no dimension, empty, bool, integers, bf16, complex, not contiguous."""
+    """Tensors of every kind: no dimension, empty, bool, integers, bf16, complex, not contiguous."""
     torch.manual_seed(seed)
     return {
         "model/weight": torch.randn(5, 4),

@@ -263,6 +263,14 @@ def test_a_contradiction_inside_a_step_shows_both_values(change: dict[str, str],
     refused({**STEP, **change}, *shown)
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "local"])
+def test_ranks_in_another_order_than_slurms_are_taken_where_they_are_meant(launcher: str) -> None:
+    """B047: the refusal's advice works: the switch says that RANK is meant, although the step numbers otherwise."""
+    environ = {**STEP, **without(TORCHRUN, "TORCHELASTIC_RUN_ID"), "RANK": "2", "LOCAL_RANK": "0"}
+    refused(environ, "RANK=2", "SLURM_PROCID=3")
+    assert detect({**environ, "WORLDSIZE_LAUNCHER": launcher}).rank == 2
+
+
 def test_an_agreeing_leftover_is_no_contradiction() -> None:
     """WORLD_SIZE computed in the batch script is welcome as long as it is right."""
     assert detect({**STEP, "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == detect(STEP)
@@ -386,7 +394,7 @@ def test_worlds_of_equal_nodes_come_back_from_rank_and_local_size(nodes: int, lo
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=6))
 def test_a_wrong_layout_is_never_taken_for_a_right_one(hosts: list[int]) -> None:
-    """However ranks lie on nodes: what is derived is right, or some rank refuses or counts another number of nodes."""
+    """However ranks lie on nodes: what is derived is right, or a rank refuses, or ranks count different nodes."""
     used = sorted(set(hosts), key=hosts.index)
     worlds = []
     for rank, host in enumerate(hosts):

@@ -60,7 +60,7 @@ def test_slurm_itself_expands_to_the_same_names(text: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["x[1-5:2]", "a[3-1]", "a[]", "node[1-3]-ib0", "c[1-", "a[1-2", "a1-2]", "a[[1]]", "a[1,]", "a[-1]", "a[x]"],
+    ["x[1-5:2]", "a[3-1]", "a[]", "node[1-3]-ib0", "c[1-", "a[1-2", "a1-2]", "a[[1]]", "a[1,]", "a[-1]"],
 )
 def test_a_malformed_list_is_refused_and_quoted(text: str) -> None:
     """B004: what is not a host list is an error that quotes it, never a silent single node."""

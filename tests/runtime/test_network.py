@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -47,9 +45,7 @@ def test_an_endpoint_is_host_and_port(text: str, host: str, port: int) -> None:
     assert split_endpoint(text, 29500) == (host, port)
 
 
-@pytest.mark.parametrize(
-    "text", ["", ":29400", "node1:", "node1:x", "node1:0", "node1:65536", "node1:²", "node 1:80"]
-)
+@pytest.mark.parametrize("text", ["", ":29400", "node1:", "node1:x", "node1:0", "node1:65536", "node1:²", "a b:80"])
 def test_what_has_no_host_or_port_is_refused_and_quoted(text: str) -> None:
     """A slip in an endpoint is an error that quotes it."""
     with pytest.raises(WorldError) as refusal:
@@ -138,12 +134,7 @@ def in_a_namespace(setup: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in result.stdout.splitlines())
 
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or None in map(shutil.which, ("unshare", "ip")), reason="needs root, unshare and iproute2"
-)
-
-
-@needs_namespaces
+@pytest.mark.netns
 def test_the_interface_that_routes_to_rank_0_is_taken() -> None:
     """B046: of two real interfaces the one with the route; where none leads anywhere, an error that names both."""
     answers = in_a_namespace(INTERFACES)
@@ -151,7 +142,7 @@ def test_the_interface_that_routes_to_rank_0_is_taken() -> None:
     assert answers["me"] == answers["unknown"] == "refused True True"
 
 
-@needs_namespaces
+@pytest.mark.netns
 def test_on_rank_0s_own_host_the_default_route_decides() -> None:
     """B046: MASTER_ADDR resolves to loopback on that very host: the interface that leads outside is taken."""
     answers = in_a_namespace(f"{INTERFACES}\nip route add default via 10.8.0.254")

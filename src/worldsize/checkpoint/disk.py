@@ -103,11 +103,17 @@ class Recorder:
         self._file: BinaryIO = path.open("wb")
         self._digest, self._size = Digest(), 0
         self._closed = False
+        self.failure: OSError | None = None
+        """What the disk said, for callers whose own layers turn it into something else."""
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`. Raises OSError."""
         view = memoryview(data).cast("B")
-        self._file.write(view)
+        try:
+            self._file.write(view)
+        except OSError as error:
+            self.failure = error
+            raise
         self._digest.update(view)
         self._size += len(view)
         return len(view)

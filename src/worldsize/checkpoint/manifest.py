@@ -143,9 +143,9 @@ def read(path: Path | str) -> Manifest:
         found = f"{MANIFEST}: {error.strerror}"
         raise CheckpointError(f"{path} is not a committed checkpoint", found=found) from error
     except UnicodeDecodeError as error:
-        raise _at(path, _damaged(str(error))) from error
+        raise _at(path / MANIFEST, _damaged(str(error))) from error
     except CheckpointError as error:
-        raise _at(path, error) from error
+        raise _at(path / MANIFEST, error) from error
     named = step_of(path)
     if named is not None and named != manifest.step:
         raise CheckpointError(

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from worldsize.checkpoint.owner import Owner
     from worldsize.runtime.comm import Comm
 
+    _Signature = tuple[tuple[Any, ...], stage.Ties]
+
 T = TypeVar("T")
 
 
@@ -88,7 +90,7 @@ class _Done:
 class _Layout:
     """What the ranks agreed on, for as long as every rank's tensors keep their signature."""
 
-    signature: tuple[Any, ...]
+    signature: _Signature
     aliases: dict[str, str]
     agreed: store.Agreed
 
@@ -126,7 +128,7 @@ class Checkpointer:
         CheckpointError: not exactly one rank owns the run folder.
     """
 
-    def __init__(  # noqa: PLR0913 each has a default but the first three
+    def __init__(
         self,
         run_dir: Path,
         comm: Comm,
@@ -237,8 +239,9 @@ class Checkpointer:
 
     def _meet(self, tensors: Mapping[str, Tensor], answer: _Answer[Any]) -> _Layout:
         """The ranks meet: they hear whether all can go on, and agree anew on who writes what where that changed."""
-        ties = stage.tied(tensors)
-        signature = (*stage.signature(tensors), ties)
+        signature, problem = _captured(lambda: _signature(tensors))
+        if problem:
+            answer = _Answer(None, problem)
         changed = self._layout is None or self._layout.signature != signature
         try:
             met = self._comm.gather((answer, changed))
@@ -248,12 +251,13 @@ class Checkpointer:
         _raise_first([answer for answer, _ in met])
         _same([answer.value for answer, _ in met])
         if self._layout is None or any(changed for _, changed in met):
-            self._layout = self._lay_out(tensors, signature, ties)
+            assert signature is not None
+            self._layout = self._lay_out(tensors, signature)
         return self._layout
 
-    def _lay_out(self, tensors: Mapping[str, Tensor], signature: tuple[Any, ...], ties: stage.Ties) -> _Layout:
+    def _lay_out(self, tensors: Mapping[str, Tensor], signature: _Signature) -> _Layout:
         self._drop_staging()
-        met = self._comm.gather((sorted(tensors), ties))
+        met = self._comm.gather((sorted(tensors), signature[1]))
         _same_names([names for names, _ in met])
         aliases = stage.agreed_ties([ties for _, ties in met])
         whole = {name: tensor for name, tensor in tensors.items() if name not in aliases}
@@ -338,6 +342,11 @@ class Checkpointer:
         answer = self._background.broadcast(mine, self._lead)
         _raise_first([answer])
         return answer.value  # type: ignore[return-value]  # without an error there is a value
+
+
+def _signature(tensors: Mapping[str, Tensor]) -> _Signature:
+    stage.check_dense(tensors)
+    return stage.signature(tensors), stage.tied(tensors)
 
 
 def _leader(comm: Comm, owner: Owner | None) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from worldsize.checkpoint.store import piece_bytes
+from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +94,14 @@ def cuda_device(tensors: Mapping[str, Tensor]) -> torch.device | None:
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def check_dense(tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError on what is no dense tensor, by its name."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise CheckpointError(f"{name} is not a dense tensor", found=str(kind), do="make it one before saving")
 
 
 def signature(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:

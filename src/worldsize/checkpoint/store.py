@@ -66,11 +66,7 @@ def piece_bytes(data: Any) -> int:
 
 
 def propose(tensors: Mapping[str, Tensor]) -> SavePlan:
-    """The pieces of these tensors that this rank holds. Local. Raises CheckpointError on what is no dense tensor."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-            kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise CheckpointError(f"{name} is not a dense tensor", found=str(kind), do="make it one before saving")
+    """The pieces of these tensors that this rank holds. Local."""
     return create_default_local_save_plan(dict(tensors), is_coordinator=True)
 
 
@@ -130,6 +126,10 @@ class _Recording(FileSystem):
         stream = disk.Recorder(path)
         try:
             yield stream
+        except RuntimeError:
+            if stream.failure:
+                raise stream.failure from None
+            raise
         finally:
             stream.close()
         self.facts[path.name] = stream.fact()

@@ -63,8 +63,9 @@ def read_weights(
         raise disk.explain(error, "reading", path) from error
     if prefix:
         found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
-        if not found:
-            raise CheckpointError(f"{path} holds no weights whose names begin with {prefix!r}")
+    if not found:
+        found_there = f"no name that begins with {prefix!r}" if prefix else "no tensors"
+        raise CheckpointError(f"{path} holds no weights", found=found_there)
     return found if names is None else _fitting(path, found, names)
 
 

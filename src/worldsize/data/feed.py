@@ -102,7 +102,7 @@ class Feed(Protocol):
         ...
 
     def restore(self, place: Any) -> None:
-        """Begin the next iteration at a place that was kept (`Loaded.after`), unless the step asked for is earlier."""
+        """Begin the next iteration at a place that was kept (`Loaded.after`), unless asked for an earlier step."""
         ...
 
     def close(self) -> None:

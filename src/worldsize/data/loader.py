@@ -214,8 +214,9 @@ class Loader:
         """Names of the counts; a rank without a micro-batch in the first step learns them from the others."""
         if self._names is None:
             known = [sorted(micro.count) for micro in loaded.micro if micro.count is not None]
-            self._names = next(names for names in self._comm.gather(known[0] if known else None) if names is not None)
-        return self._names
+            told = [names for names in self._comm.gather(known[0] if known else None) if names is not None]
+            self._names = told[0] if told else None
+        return self._names or []
 
 
 def _one_ahead(begun: Iterator[_Begun]) -> Iterator[_Begun]:

@@ -2,7 +2,7 @@
 
 Before each sample the generators of torch, numpy and random are seeded by its key, so that a sample is the same on
 any rank, in any worker, before and after a resume. Seeding costs about 10 µs; a dataset that draws nothing does not
-pay that for each sample: whether it drew is seen after each micro-batch, which is then made again, each sample seeded.
+pay that for each sample: whether it drew is seen after each micro-batch, which is then made anew with seeds.
 """
 
 from __future__ import annotations

@@ -60,7 +60,6 @@ class ReadFeed:
         self._dealt = stream is None
         self._lanes, self._wanted = self._to_read(lanes_of(self._recipe.parts, sizes), len(sizes))
         self._place: Place = _beginning()
-        self._spare: Made | None = None
 
     def steps(self, first: int, stop: int | None) -> Iterator[Loaded]:
         """See `Feed`."""
@@ -92,12 +91,11 @@ class ReadFeed:
         """Workers end with their iteration."""
 
     def _to_read(self, lanes: list[Lane], slots: int) -> tuple[list[Lane], frozenset[int]]:
-        """The lanes to read here and the slots to make. Without a slot: the first one, for dummies."""
+        """The lanes to read here and the slots to make."""
         if self._dealt:
             return (lanes if self._comm.rank == 0 else []), frozenset(range(slots))
         mine = frozenset(range(*self._slots[self._share.rank]))
-        wanted = mine or frozenset(range(self._share.padding != "none"))
-        return [lane for lane in lanes if wanted & {slot for slot, _ in lane.slots}], wanted
+        return [lane for lane in lanes if mine & {slot for slot, _ in lane.slots}], mine
 
     def _open(self, place: Place) -> list[_Peekable]:
         """One reader for each worker, or one here; the lanes are divided between them."""
@@ -129,24 +127,24 @@ class ReadFeed:
         starts = dict(zip(step.sizes, _running(step.sizes.values(), piece.start), strict=True))
         filled = [[slot for slot in range(*slots) if slot in step.sizes] for slots in self._slots]
         mine = filled[self._share.rank]
-        self._spare = next(iter(step.made.values()), self._spare)
         real = [self._one(names[slot], starts[slot], step.sizes[slot], step.made[slot]) for slot in mine]
         wanted = {"none": 0, "one": 1, "equal": max(map(len, filled))}[self._share.padding]
-        return real + self._dummies(wanted - len(mine), piece)
+        if not all(len(slots) >= min(wanted, 1) for slots in filled):
+            self._lend(step)
+        spare = next(iter(step.made.values())) if wanted > len(mine) else None
+        dummies = [Micro(0, [piece.start], spare.batch, None, dummy=True)] if spare else []
+        return real + dummies * (wanted - len(mine))
+
+    def _lend(self, step: _Step) -> None:
+        """Some rank has nothing in this step: whoever made its first micro-batch gives it to all, for a dummy."""
+        first = next(iter(step.sizes))
+        if not self._dealt:
+            lent = [made for made in self._comm.gather(step.made.get(first)) if made is not None]
+            step.made.setdefault(first, lent[0])
 
     @staticmethod
     def _one(name: int, start: int, size: int, made: Made) -> Micro:
         return Micro(name, list(range(start, start + size)), made.batch, made.count, dummy=False)
-
-    def _dummies(self, many: int, piece: Piece) -> list[Micro]:
-        if many <= 0:
-            return []
-        if self._spare is None:
-            raise DataError(
-                f"a rank has nothing to read at step {piece.step}, while others have",
-                do="give the stream more even parts",
-            )
-        return [Micro(0, [piece.start], self._spare.batch, None, dummy=True)] * many
 
     def _is_short(self, step: _Step) -> bool:
         """Not a step any more: nothing is left of the epoch, or too little under drop_last."""

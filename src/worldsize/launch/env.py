@@ -1,9 +1,12 @@
-"""Room: the environment of a rank: torchrun's contract, our own variables, and what must not leak into it. No torch."""
+"""Room: the environment of a rank: torchrun's contract, our own variables, what must not leak into it. No torch."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+
+from worldsize.runtime.visible import threads_per_rank
+from worldsize.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +17,8 @@ if TYPE_CHECKING:
 _HIDDEN = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_NTASKS", "SLURM_NPROCS",
     "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP", "SLURM_DISTRIBUTION", "SLURM_PTY_", "SLURM_PMI",
-    "OMPI_", "PMI_", "PMIX_", "PMI2_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_", "PALS_", "TORCHELASTIC_",
+    "OMPI_", "PMI_", "PMIX_", "PMI2_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_", "PALS_",
+    "TORCHELASTIC_",
 )  # fmt: skip
 """Beginnings of names that speak of another launcher's ranks: libraries would believe them."""
 
@@ -38,9 +42,37 @@ def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int,
         folder: where the logs of this attempt are.
     """
     env = {name: value for name, value in base.items() if name.startswith(_KEPT) or not name.startswith(_HIDDEN)}
-    env.setdefault("OMP_NUM_THREADS", str(_threads(base, share.nproc)))
+    threads = threads_per_rank(base, len(os.sched_getaffinity(0)), share.nproc)
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    return env | plan.options | _contract(plan, share, local_rank) | _ours(plan, share, local_rank, folder)
+    return env | dict(plan.options) | _contract(plan, share, local_rank) | _ours(plan, share, local_rank, folder)
+
+
+def reachable(base: Mapping[str, str], share: Share) -> dict[str, str]:
+    """Variables without which ranks on several nodes would tell each other a loopback address. Usually none.
+
+    Raises:
+        WorldError: this host's name resolves to loopback, and the interface to use instead cannot be told.
+    """
+    if share.nodes == 1:
+        return {}
+    from worldsize.runtime.network import check_own_address, is_loopback
+
+    if is_loopback(share.master_addr):
+        return {}
+    interface = check_own_address(
+        World(
+            rank=share.first_rank,
+            size=share.world,
+            node=share.node,
+            nodes=share.nodes,
+            local_size=share.nproc,
+            master_addr=share.master_addr,
+        ),
+        base,
+    )
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def error_file(folder: Path, rank: int) -> Path:
@@ -85,12 +117,3 @@ def _ours(plan: Plan, share: Share, local_rank: int, folder: Path) -> dict[str, 
         "WORLDSIZE_COMMIT_FILE": str(commit_file(folder, share.node)),
         "WORLDSIZE_GRACE": f"{plan.grace:g}",
     }
-
-
-def _threads(base: Mapping[str, str], nproc: int) -> int:
-    """Threads of each rank: its part of the processors that this process may use, and of Slurm's share."""
-    allowed = len(os.sched_getaffinity(0))
-    share = base.get("SLURM_CPUS_PER_TASK", "")
-    if share.isdigit() and int(share):
-        allowed = min(allowed, int(share))
-    return max(1, allowed // nproc)

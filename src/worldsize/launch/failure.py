@@ -1,8 +1,8 @@
-"""Room: what went wrong in a rank, in one line: which rank where, what it was, at which line of whose code, what to do.
+"""Room: what went wrong in a rank, in one line: which rank where, what it was, at which line, what to do.
 
-Sources, best first: the error file of torch's elastic contract, the last Python traceback on the rank's standard error,
-the exit code or signal in words. Among several failed ranks the root cause is the earliest one that does not merely
-report that a peer is gone.
+Sources, best first: the error file of torch's elastic contract, the last Python traceback on the rank's standard
+error, the exit code or signal in words. Among several failed ranks the root cause is the earliest one that does not
+merely report that a peer is gone.
 """
 
 from __future__ import annotations
@@ -36,12 +36,18 @@ _PEER_GONE = re.compile(
     r"|heartbeat monitor|Connection refused",
     re.IGNORECASE,
 )
+_OURS = re.compile(r"^worldsize: (?:rank \d+ of \d+ on \S+: )?| \([^()]+:\d+ in [^()]+\)$")
+"""What a program of ours adds to an error, and the launcher's line says anyway."""
+
 _INTERRUPTED = "KeyboardInterrupt"
 
 _SIGNALS = {
     signal.SIGKILL: ("the kernel's out-of-memory killer or a person", "see dmesg and the memory limit of the job"),
     signal.SIGSEGV: ("a fault in native code", "run with PYTHONFAULTHANDLER=1 to see where"),
-    signal.SIGBUS: ("memory that went away, often a full /dev/shm", "look at df /dev/shm; give the container --shm-size"),
+    signal.SIGBUS: (
+        "memory that went away, often a full /dev/shm",
+        "look at df /dev/shm; give the container --shm-size",
+    ),
     signal.SIGABRT: ("native code gave up; its message is in the log", None),
     signal.SIGFPE: ("an arithmetic fault in native code", None),
     signal.SIGILL: ("an instruction that this processor lacks", "install builds made for this machine"),
@@ -51,7 +57,10 @@ _SIGNALS = {
 _CODES = {126: "the program cannot be executed", 127: "a command was not found"}
 _HELP = (
     (re.compile(r"OutOfMemoryError|CUDA out of memory"), "use a smaller micro-batch, or shard the model"),
-    (re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'"), "install {name}, or start from its folder"),
+    (
+        re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'"),
+        "install {name}, or start from its folder",
+    ),
     (re.compile(r"No space left on device"), "free disk space and start again"),
 )
 
@@ -62,7 +71,6 @@ class Cause:
 
     what: str
     where: str | None = None
-    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Failure:
     do: str | None = None
     log: str | None = None
     trace: str = ""
-    trace_shown: bool = False
+    """What the rank printed and no console has yet."""
     age: float = 0.0
     after: int = 0
     """0: failed by itself; 1: was ended while it showed an exception; 2: only followed from another failure."""
@@ -118,7 +126,7 @@ def from_error_file(path: Path) -> Cause | None:
         trace = "" if isinstance(message, str) else str(message.get("extraInfo", {}).get("py_callstack", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Cause(_first_line(str(text)), _where(trace), trace)
+    return Cause(_OURS.sub("", _first_line(str(text))), _where(trace))
 
 
 def from_traceback(text: str) -> Cause | None:
@@ -132,7 +140,7 @@ def from_traceback(text: str) -> Cause | None:
         if found and (found["message"] is not None or _NAMED.match(found["kind"].rpartition(".")[2])):
             kind = found["kind"].rpartition(".")[2]
             what = f"{kind}: {found['message']}" if found["message"] else kind
-            return Cause(_first_line(what), _where(text), text)
+            return Cause(_first_line(what), _where(text))
     return None
 
 

@@ -1,18 +1,20 @@
-"""Room: a plan from start to exit code on this node: attempts, restarts, the log folder, the last word on the console."""
+"""Room: a plan from start to exit code on this node: attempts, restarts, log folder, the last word on the console."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsize.errors import LaunchError
 from worldsize.launch.logs import ERR, Terminal
 from worldsize.launch.loop import Loop
 from worldsize.launch.meeting import ATTEMPTS, Alone
-from worldsize.launch.supervisor import STOPS, Attempt
+from worldsize.launch.supervisor import FORWARDED, Attempt
+from worldsize.launch.verdict import Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from worldsize.launch.logs import Sink
     from worldsize.launch.meeting import Meeting
     from worldsize.launch.plan import Plan
-    from worldsize.launch.verdict import Verdict
 
 
 def run(plan: Plan, sink: Sink | None = None) -> int:
@@ -35,20 +36,103 @@ def run(plan: Plan, sink: Sink | None = None) -> int:
     return supervise(plan, sink).code
 
 
-def supervise(plan: Plan, sink: Sink | None = None) -> Verdict:
-    """Like `run`, but returns the whole verdict."""
+def supervise(plan: Plan, sink: Sink | None = None, *, say: bool = True) -> Verdict:
+    """Like `run`, but returns the whole verdict; with `say=False` the caller tells what failed."""
     loop = Loop()
     console = sink or Terminal(loop)
     try:
-        with _log_dir(plan) as log_dir:
-            meeting = _meeting(loop, plan, log_dir)
-            try:
-                verdict = _attempts(loop, console, plan, log_dir, meeting)
-            finally:
-                meeting.close()
+        log_dir = _log_dir(plan)
+        verdict = Verdict(0)
+        for verdict in _Supervisor(loop, console, plan, log_dir).run():
+            if say:
+                _say(console, verdict, several=plan.nproc > 1 or plan.nodes > 1)
         if verdict.code == 0 and plan.log_dir is None:
             shutil.rmtree(log_dir, ignore_errors=True)
         return verdict
     finally:
         console.flush()
         loop.close()
+
+
+class _Stopped(Exception):  # noqa: N818 - a request, not an error
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Supervisor:
+    def __init__(self, loop: Loop, console: Sink, plan: Plan, log_dir: Path) -> None:
+        self._loop, self._console, self._plan, self._log_dir = loop, console, plan, log_dir
+        self._attempt: Attempt | None = None
+
+    def run(self) -> Iterator[Verdict]:
+        """Every attempt's verdict; only the last is final."""
+        with self._loop.signals(FORWARDED, self._signal), closing(self._meeting()) as meeting:
+            try:
+                yield from self._attempts(meeting)
+            except _Stopped as stop:
+                name = signal.Signals(stop.number).name
+                yield Verdict(128 + stop.number, line=f"stopped by {name} while no rank was running")
+
+    def _attempts(self, meeting: Meeting) -> Iterator[Verdict]:
+        again = True
+        while again:
+            share = meeting.begin()
+            folder = self._log_dir / ATTEMPTS / str(share.folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            attempt = Attempt(self._loop, self._console, self._plan, share, folder)
+            meeting.watch(attempt.end)
+            report = self._serve(attempt, meeting)
+            verdict = meeting.settle(report)
+            yield verdict
+            again = verdict.again
+            if again:
+                self._wait(self._plan.restart_delay)
+
+    def _serve(self, attempt: Attempt, meeting: Meeting) -> Report:
+        self._attempt = attempt
+        try:
+            return attempt.run(meeting.failed)
+        finally:
+            self._attempt = None
+
+    def _signal(self, number: int) -> None:
+        """To the ranks while there are any; else it ends the waiting."""
+        if self._attempt is None:
+            raise _Stopped(number)
+        self._attempt.signal(number)
+
+    def _meeting(self) -> Meeting:
+        if self._plan.nodes == 1:
+            return Alone(self._plan, self._log_dir)
+        from worldsize.launch import rendezvous
+
+        return rendezvous.meet(self._loop, self._plan, self._log_dir)
+
+    def _wait(self, delay: float) -> None:
+        over: list[bool] = []
+        self._loop.later(delay, lambda: over.append(True))
+        self._loop.run(lambda: bool(over))
+
+
+def _say(console: Sink, verdict: Verdict, *, several: bool) -> None:
+    """The traceback of the root cause, where the console does not have it yet, and the one line."""
+    cause = verdict.cause
+    if cause and cause.trace and not verdict.again:
+        prefix = f"[rank {cause.rank}] " if several else ""
+        lines = "".join(f"{prefix}{line}\n" for line in cause.trace.splitlines())
+        console.write(ERR, lines.encode(errors="replace"))
+    if verdict.line:
+        console.write(ERR, f"worldsize: {verdict.line}\n".encode(errors="replace"))
+
+
+def _log_dir(plan: Plan) -> Path:
+    try:
+        if plan.log_dir is None:
+            return Path(tempfile.mkdtemp(prefix="worldsize-"))
+        plan.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            "the log folder cannot be made", found=str(error), do="choose another --log-dir or TMPDIR"
+        ) from error
+    return plan.log_dir.resolve()

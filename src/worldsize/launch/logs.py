@@ -12,10 +12,12 @@ import select
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from io import FileIO
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from worldsize.launch.loop import Loop, Timer
 
@@ -27,9 +29,9 @@ _LONGEST_LINE = 1 << 16
 _LONGEST_TRACEBACK = 1 << 18
 _TAIL_LINES = 40
 _HOLD_S = 2.0
-_LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?=[^\n]))")
 _BEGINS = re.compile(
-    rb"(?:\[rank\d+\]:\s?)?(?:\s*(?:\+ Exception Group )?Traceback \(most recent call last\):|  File \".*\", line \d+$)"
+    rb"(?:\[rank\d+\]:\s?)?"
+    rb"(?:\s*(?:\+ Exception Group )?Traceback \(most recent call last\):|  File \".*\", line \d+$)"
 )
 
 
@@ -55,7 +57,7 @@ class Sink(Protocol):
 
 
 class Terminal:
-    """The two standard streams, written without ever stopping the loop: a paused terminal must not hide a dead rank."""
+    """The standard streams, written without ever stopping the loop: a paused terminal must not hide a dead rank."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -143,6 +145,33 @@ class Printed:
         sys.stderr.flush()
 
 
+class LogFile:
+    """The bytes that one rank printed, in the order of arrival. Appends; never truncates.
+
+    A disk that is full ends the file, not the training.
+    """
+
+    def __init__(self, path: Path, sink: Sink) -> None:
+        self.path, self._sink = path, sink
+        self._file: FileIO | None = FileIO(path, "a")
+
+    def write(self, data: bytes) -> None:
+        """Append all of `data`."""
+        rest = memoryview(data)
+        try:
+            while self._file and rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._sink.write(ERR, os.fsencode(f"worldsize: {self.path} ends here: {error.strerror}\n"))
+            self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        file, self._file = self._file, None
+        if file:
+            file.close()
+
+
 class Stream:
     """One stream of one rank.
 
@@ -150,24 +179,22 @@ class Stream:
         loop: for the time a traceback is held back.
         sink: the console.
         kind: OUT or ERR.
-        log: the rank's log file, open for appending bytes.
+        log: the rank's log file.
         prefix: what every line on the console begins with; empty: bytes pass as they come, nothing is held back.
     """
 
-    def __init__(self, loop: Loop, sink: Sink, kind: int, log: BinaryIO, prefix: bytes) -> None:
+    def __init__(self, loop: Loop, sink: Sink, kind: int, log: LogFile, prefix: bytes) -> None:
         self._loop, self._sink, self._kind, self._log, self._prefix = loop, sink, kind, log, prefix
         self._partial = b""
         self._ready: list[bytes] = []
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._timer: Timer | None = None
         self.holding = False
-        """Whether a traceback is held back (or, without a prefix, would be)."""
+        """Whether a traceback is held back, and so is not on the console."""
         self.trace = b""
         """The newest traceback, and what was printed with it."""
         self.trace_began = 0.0
         """When it arrived, on the clock of `time.monotonic`."""
-        self.trace_shown = False
-        """Whether the console has it."""
 
     @property
     def tail(self) -> bytes:
@@ -177,12 +204,11 @@ class Stream:
     def feed(self, data: bytes) -> None:
         """Take bytes as the process wrote them."""
         self._log.write(data)
-        self._partial += data
-        at = 0
-        for found in _LINE.finditer(self._partial):
-            self._line(found[0])
-            at = found.end()
-        self._partial = self._partial[at:]
+        *whole, last = (self._partial + data).splitlines(keepends=True) or [b""]
+        # A \r at the end may be half of \r\n.
+        self._partial = b"" if last.endswith(b"\n") else last
+        for line in (*whole, last) if not self._partial else whole:
+            self._line(line)
         if len(self._partial) > _LONGEST_LINE:
             self._line(self._partial)
             self._partial = b""
@@ -205,7 +231,7 @@ class Stream:
         """The process lives on, or ended well: what is held back is no failure."""
         if not self.holding:
             return
-        self.holding, self.trace_shown = False, True
+        self.holding = False
         self._ready.extend(self._prefix + line for line in self.trace.splitlines(keepends=True))
         self._show(b"")
 
@@ -213,7 +239,6 @@ class Stream:
         self._tail.append(line)
         if not self.holding and self._kind == ERR and _BEGINS.match(line):
             self.holding, self.trace, self.trace_began = True, b"", time.monotonic()
-            self.trace_shown = not self._prefix
             self._timer = self._loop.later(_HOLD_S, self.release)
         if not self.holding:
             self._ready.append(self._prefix + line)

@@ -35,7 +35,9 @@ class Loop:
     """Calls back when something happens. One thread; callbacks never block."""
 
     def __init__(self) -> None:
-        self._selector = selectors.PollSelector()  # unlike epoll, takes regular files: a log may stand in for a terminal
+        self._selector = (
+            selectors.PollSelector()
+        )  # unlike epoll, takes regular files: a log may stand in for a terminal
         self._timers: list[Timer] = []
         self._made = 0
 
@@ -82,8 +84,8 @@ class Loop:
             return
         caught = {n: before for n in numbers if (before := signal.getsignal(n)) not in (signal.SIG_IGN, None)}
         inside, outside = socket.socketpair()
-        inside.setblocking(False)
-        outside.setblocking(False)
+        inside.settimeout(0)
+        outside.settimeout(0)
         wakeup = signal.set_wakeup_fd(outside.fileno(), warn_on_full_buffer=False)
 
         def arrived() -> None:

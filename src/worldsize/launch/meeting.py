@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from typing import TYPE_CHECKING, Protocol
 
 from worldsize.launch import ports
@@ -88,14 +87,14 @@ class Alone:
 
 def new_run_id() -> str:
     """A name that no other start has."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def next_folder(log_dir: Path) -> int:
     """The first number under `attempts/` that is free, made now: an earlier use of the folder keeps its logs."""
     attempts = log_dir / ATTEMPTS
     attempts.mkdir(parents=True, exist_ok=True)
-    number = len(os.listdir(attempts))
+    number = sum(1 for _ in attempts.iterdir())
     while True:
         try:
             (attempts / str(number)).mkdir()

@@ -13,8 +13,8 @@ def reserve(port: int = 0) -> socket.socket:
     """A socket bound to `port` (0: a free one) on every address, not listening. Keep it for as long as the promise.
 
     On Linux a port that is bound with SO_REUSEADDR and not listened on can be bound and listened on by one more
-    socket that sets SO_REUSEADDR too, as torch's TCPStore does; the kernel hands it to nobody who asks for "any port",
-    neither for binding nor for connecting. So the port is ours until the socket is closed, and no race is left.
+    socket that sets SO_REUSEADDR too, as torch's TCPStore does; the kernel hands it to nobody who asks for "any
+    port", neither for binding nor for connecting. So the port is ours until the socket is closed: no race is left.
 
     Raises:
         LaunchError: another process has the port.

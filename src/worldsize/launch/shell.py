@@ -55,7 +55,7 @@ class Group:
     """Processes that end together, at the latest with this process."""
 
     def __init__(self) -> None:
-        self._guard = subprocess.Popen(
+        self._guard = subprocess.Popen(  # noqa: S603 - a constant
             ["/bin/sh", "-c", _GUARD],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -100,7 +100,7 @@ class Group:
             os.killpg(self._guard.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End whatever still runs, and reap what this process started. Pipes stay readable until the child's `close`."""
+        """End whatever still runs, and reap what was started. Pipes stay readable until the child's `close`."""
         self.kill()
         assert self._guard.stdin is not None
         self._guard.stdin.close()

@@ -1,4 +1,4 @@
-"""Room: one attempt on one node: starts its ranks, keeps what they print, passes signals on, ends the rest when one fails."""
+"""Room: one attempt on one node: starts its ranks, keeps their output, passes signals on, ends the rest on failure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from worldsize.errors import EXIT_STOPPED
 from worldsize.launch import env, failure
-from worldsize.launch.logs import ERR, OUT, Sink, Stream
+from worldsize.launch.logs import ERR, OUT, LogFile, Sink, Stream
 from worldsize.launch.shell import Child, Group
 from worldsize.launch.verdict import Report
 from worldsize.runtime.report import newest_commit
@@ -34,7 +34,7 @@ _MOST_READS = 64
 class _Rank:
     rank: int
     child: Child
-    log: BinaryIO
+    log: LogFile
     streams: dict[int, Stream]
     """By descriptor: standard output, standard error."""
     code: int | None = None
@@ -54,14 +54,11 @@ class Attempt:
         plan: what is started, and how long the ranks may take to end.
         share: which ranks.
         folder: for the logs of this attempt; it is there.
-        failed: called once, when a rank has failed, to tell the other nodes.
     """
 
-    def __init__(
-        self, loop: Loop, sink: Sink, plan: Plan, share: Share, folder: Path, failed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, loop: Loop, sink: Sink, plan: Plan, share: Share, folder: Path) -> None:
         self._loop, self._sink, self._plan, self._share, self._folder = loop, sink, plan, share, folder
-        self._tell = failed
+        self._tell: Callable[[], None] = lambda: None
         self._ranks: list[_Rank] = []
         self._group = Group()
         self._timers: list[Timer] = []
@@ -71,18 +68,19 @@ class Attempt:
         self._overdue = False
         self._killed = False
 
-    def run(self) -> Report:
-        """Start the ranks, serve them until all have ended, and say how.
+    def run(self, failed: Callable[[], None]) -> Report:
+        """Start the ranks, serve them until all have ended, and say how. Call `failed` as soon as one has failed.
 
         Raises:
             LaunchError: the program cannot be started.
         """
+        self._tell = failed
         try:
             base = env.read()
+            base |= env.reachable(base, self._share)
             for local_rank in range(self._share.nproc):
                 self._start(base, local_rank)
-            with self._loop.signals(FORWARDED, self.signal):
-                self._loop.run(lambda: all(rank.code is not None for rank in self._ranks))
+            self._loop.run(lambda: all(rank.code is not None for rank in self._ranks))
         finally:
             self._close()
         return self._report()
@@ -98,7 +96,7 @@ class Attempt:
         self._timers.append(self._loop.later(self._plan.peer_grace, self._kill))
 
     def signal(self, number: int) -> None:
-        """Pass a signal on. After one that asks for the end, the ranks have the grace; a second SIGINT kills at once."""
+        """Pass a signal on. One that asks for the end starts the grace; a second SIGINT kills at once."""
         if number == signal.SIGINT and number in self._forwarded:
             self._forwarded.add(signal.SIGKILL)
             self._kill()
@@ -114,7 +112,7 @@ class Attempt:
         rank = share.first_rank + local_rank
         variables = env.for_rank(base, self._plan, share, local_rank, self._folder)
         child = self._group.start(self._plan.argv, variables, stdin=local_rank == 0 and not _is_terminal(0))
-        log = (self._folder / f"rank-{rank:04d}.log").open("ab", buffering=0)
+        log = LogFile(self._folder / f"rank-{rank:04d}.log", self._sink)
         prefix = f"[rank {rank}] ".encode() if several else b""
         pipes = ((child.stdout, OUT), (child.stderr, ERR))
         streams = {pipe: Stream(self._loop, self._sink, kind, log, prefix) for pipe, kind in pipes}
@@ -213,7 +211,10 @@ class Attempt:
         if cause:
             what, do = cause.what, failure.advice(cause.what)
         elif self._killed and code == -signal.SIGKILL:
-            what, do = f"did not end within {self._plan.grace:g} s of the stop, and was killed", "give it a longer --grace"
+            what, do = (
+                f"did not end within {self._plan.grace:g} s of the stop, and was killed",
+                "give it a longer --grace",
+            )
         else:
             what, do = failure.from_code(code, rank.errors.tail.decode(errors="replace"))
         return failure.Failure(
@@ -224,9 +225,8 @@ class Attempt:
             world=self._share.world,
             where=cause.where if cause else None,
             do=do,
-            log=rank.log.name,
-            trace=failure.shorten(cause.trace) if cause else "",
-            trace_shown=rank.errors.trace_shown,
+            log=str(rank.log.path),
+            trace=failure.shorten(rank.errors.trace.decode(errors="replace")) if rank.errors.holding else "",
             age=time.monotonic() - began,
             after=after,
         )

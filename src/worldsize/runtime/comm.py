@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Pending(Protocol):
@@ -209,7 +210,7 @@ class Ranks:
         return _Reduction(dist.all_reduce(tensor, op=operation, group=self.group, async_op=True), tensor)
 
 
-def on_one(comm: Comm, make: Callable[[], T], otherwise: T) -> T:
+def on_one(comm: Comm, make: Callable[[], T], otherwise: U) -> T | U:
     """One process of the world gets the real thing, the others the substitute: nobody has to ask who it is."""
     return make() if comm.rank == 0 else otherwise
 
@@ -229,10 +230,10 @@ def decide(comm: Comm, make: Callable[[], T]) -> T:
             outcome = None, error
         except Exception as error:  # noqa: BLE001 - told to the others first, then raised as it is
             own, outcome = error, (None, WorldsizeError(f"rank 0 failed: {type(error).__name__}: {error}"))
-    value, error = comm.broadcast(outcome)
+    value, refusal = comm.broadcast(outcome)
     if own is not None:
         raise own
-    if error is not None:
-        raise error
+    if refusal is not None:
+        raise refusal
     found: T = value
     return found

@@ -27,18 +27,12 @@ def choose_device(world: World, requested: str | None, environ: Mapping[str, str
         WorldError: fewer devices than ranks, CUDA asked for where none is visible, or an unknown request.
     """
     if requested not in (None, "auto", "cpu", "cuda"):
-        raise WorldError(
-            f"device {requested!r} is none of auto, cpu, cuda", do="the index follows from the local rank"
-        )
-    listed = entries(environ.get(VISIBLE))
-    if requested == "cpu" or (requested != "cuda" and listed == []):
+        raise WorldError(f"device {requested!r} is none of auto, cpu, cuda", do="leave the index to the local rank")
+    if requested == "cpu":
         return torch.device("cpu")
-    own = own_list(world.launcher, environ)
-    index = choose(world.local_rank, world.local_size, torch.cuda.device_count(), own=own)
+    index = choose(world.local_rank, world.local_size, _count(environ), own=own_list(world.launcher, environ))
     if index is None:
-        if requested == "cuda":
-            raise _no_cuda(environ)
-        return torch.device("cpu")
+        return _no_device(requested, environ)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
@@ -61,10 +55,24 @@ def identity(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
-def _no_cuda(environ: Mapping[str, str]) -> WorldError:
-    seen = environ.get(VISIBLE)
-    return WorldError(
+def _count(environ: Mapping[str, str]) -> int:
+    listed = entries(environ.get(VISIBLE))
+    count = 0 if listed == [] else torch.cuda.device_count()
+    if listed and not count and torch.backends.cuda.is_built():
+        raise WorldError(
+            f"{VISIBLE} lists {len(listed)} device(s), but the driver shows none",
+            found=f"{VISIBLE}={environ[VISIBLE]}",
+            do="list devices that exist (nvidia-smi -L), or choose device cpu",
+        )
+    return count
+
+
+def _no_device(requested: str | None, environ: Mapping[str, str]) -> torch.device:
+    if requested != "cuda":
+        return torch.device("cpu")
+    listed = environ.get(VISIBLE)
+    raise WorldError(
         "device cuda was asked for, but this process sees no CUDA device",
-        found=f"{VISIBLE} {'unset' if seen is None else f'={seen!r}'}, torch {torch.__version__}",
+        found=f"{VISIBLE} {'unset' if listed is None else f'is {listed!r}'}, torch {torch.__version__}",
         do="ask the scheduler for GPUs, install a CUDA build of torch, or choose device cpu",
     )

@@ -178,7 +178,7 @@ def _contract(env: _Env) -> World:
     launcher, local_size, local_rank = _who(env), _local_size(env, size), env.number("LOCAL_RANK")
     if local_rank is not None:
         _below(env, "LOCAL_RANK", local_rank, _LOCAL_SIZE[0], local_size)
-    if launcher == "env":
+    if env.text(SWITCH) is None and launcher == "env":
         _same_rank_as_slurm(env, rank, size)
     world = _lay(env, _Said(rank, size, local_size, local_rank, env.number(*_NODE), env.number(*_NODES)))
     name, restart = env.text("TORCHELASTIC_RUN_ID"), env.number("TORCHELASTIC_RESTART_COUNT") or 0
@@ -367,7 +367,7 @@ def _as_many_as_asked(env: _Env, tasks: int) -> None:
 def _below(env: _Env, index_name: str, index: int, count_name: str, count: int) -> None:
     if index >= count:
         raise WorldError(
-            f"{index_name} must be below {count_name}",
+            f"{index_name} must be below {count_name}, which is {count}",
             found=env.show(index_name, count_name),
             do=f"ranks count from 0 to {count_name} - 1",
         )

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import socket
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from worldsize.errors import WorldError
 from worldsize.runtime import env, network, signals
 from worldsize.runtime.comm import Alone, Comm, Ranks
-from worldsize.runtime.device import choose_device
-from worldsize.world import World
+from worldsize.runtime.device import choose_device, identity
+
+if TYPE_CHECKING:
+    from worldsize.world import World
+
+_MEETING = timedelta(minutes=5)
+"""How long ranks wait for each other at the start: imports on a slow shared file system take minutes."""
 
 _open: Session | None = None
 
@@ -32,7 +40,7 @@ class Session:
     def need_group(self) -> None:
         """Make torch's default process group exist, also in a world of one, for wrappers that insist on it."""
         if not dist.is_initialized():
-            dist.init_process_group(_backend(self.device), store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(_backend(self.device), store=HashStore(), rank=0, world_size=1)
 
 
 def session(device: str | None = None, timeout: timedelta = timedelta(minutes=10)) -> Session:
@@ -77,28 +85,60 @@ def _backend(device: torch.device) -> str:
 
 def _join(world: World, device: torch.device, timeout: timedelta) -> Comm:
     if not dist.is_initialized():
+        network.check_master(world)
         interface = network.check_own_address(world, env.read())
         env.export({"GLOO_SOCKET_IFNAME": interface} if interface else {})
         options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-        address = network.join_endpoint(str(world.master_addr), int(world.master_port or 0))
+        store = _meet(world, min(timeout, _MEETING))
+        store.set_timeout(timeout)
         dist.init_process_group(
-            _backend(device),
-            init_method=f"tcp://{address}",
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timeout,
-            **options,
+            _backend(device), store=store, rank=world.rank, world_size=world.size, timeout=timeout, **options
         )
     comm = Ranks(dist.new_group(backend="gloo", timeout=timeout), timeout)
-    _same_world(comm, world)
+    _same_world(comm, world, device)
     return comm
 
 
-def _same_world(comm: Comm, world: World) -> None:
-    """Every rank must believe in the same world: two launchers mixed in one job show here, not as a hang."""
-    seen = comm.gather((world.size, world.nodes, world.launcher))
-    if len(set(seen)) > 1:
-        raise WorldError("ranks disagree about the world", found=str(seen), do="start all ranks by one launcher")
+def _meet(world: World, limit: timedelta) -> Store:
+    """Reach rank 0's store and see every rank there: a missing one is named, not waited for in a collective."""
+    began = time.monotonic()
+    address = network.join_endpoint(str(world.master_addr), int(world.master_port or 0))
+    try:
+        store, _, _ = next(rendezvous(f"tcp://{address}", world.rank, world.size, timeout=limit))
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise network.no_answer(world, time.monotonic() - began, str(error).splitlines()[0]) from None
+    start = f"worldsize/{world.restart}/here"
+    store.set(f"{start}/{world.rank}", socket.gethostname())
+    try:
+        store.wait([f"{start}/{rank}" for rank in range(world.size)], limit)
+    except dist.DistStoreError:
+        missing = [rank for rank in range(world.size) if not store.check([f"{start}/{rank}"])]
+        raise network.no_answer(world, time.monotonic() - began, f"ranks {missing} did not come") from None
+    return PrefixStore(f"worldsize/{world.restart}", store)
+
+
+def _same_world(comm: Comm, world: World, device: torch.device) -> None:
+    """Every rank must believe in the same world: two launchers mixed in one job show here, not as a hang.
+
+    No two ranks may have one physical device: they would share its memory and its time, and nobody would say so.
+    """
+    host = socket.gethostname()
+    seen = comm.gather((world.size, world.nodes, world.launcher, device.type, (world.node, host), identity(device)))
+    if len({facts[:4] for facts in seen}) > 1:
+        raise WorldError(
+            "ranks disagree about the world",
+            found=str([facts[:4] for facts in seen]),
+            do="start all ranks by one launcher, on devices of one kind",
+        )
+    places = {facts[4] for facts in seen}
+    if world.nodes > 1 and len({node for node, _ in places}) != len(places):
+        raise WorldError("one node number stands for several hosts", found=str(sorted(places)), do="number the nodes")
+    devices = [(facts[4][1], facts[5]) for facts in seen]
+    shared = [rank for rank, each in enumerate(devices) if each[1] is not None and devices.count(each) > 1]
+    if shared:
+        raise WorldError(
+            "ranks share a device", found=f"ranks {shared}: {devices[shared[0]]}", do="give each rank a device of its own"
+        )
 
 
 def _leave() -> None:

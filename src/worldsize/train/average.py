@@ -45,7 +45,7 @@ class Average:
         if self._pairs is None:
             # Found once: a state dict at each step would cost more than the average itself.
             self._pairs = self._find()
-        torch._foreach_lerp_(*self._pairs, 1.0 - self.decay)  # noqa: SLF001 - as torch's own AveragedModel does
+        torch._foreach_lerp_(*self._pairs, 1.0 - self.decay)
         for old, new in self._copies:
             old.copy_(new)
 

@@ -85,7 +85,7 @@ class Engine:
         chosen = self.strategy if strategy is None else self.strategy_of(strategy)
         maker = build if not isinstance(build, torch.nn.Module) else lambda: build
         with reseeded(key(self.seed, "model", name), self.device):
-            module = chosen.place(maker, Options.of(options))  # type: ignore[arg-type]
+            module = chosen.place(maker, Options.of(options))
         placed = Placed(name, module, chosen, RunningStatistics(module, chosen))
         self.parts.models[name] = placed
         return placed
@@ -112,7 +112,7 @@ class Engine:
             raise StepError(
                 f"parameters of model {placed.name!r} got no gradient in this step",
                 found=", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),  # noqa: PLR2004
-                do="freeze them (requires_grad_(False) before run.model), use them, or run.model(..., unused_parameters='allow')",
+                do="use them, freeze them before run.model, or run.model(..., unused_parameters='allow')",
             )
 
     def unused(self, placed: Placed) -> list[str]:
@@ -120,7 +120,9 @@ class Engine:
         if placed.name in self._missing_checked:
             return []
         self._missing_checked.add(placed.name)
-        return [name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None]
+        return [
+            name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None
+        ]
 
     def accept_step(self, grad_norm: Tensor | None) -> bool:
         """Whether the optimizers move: always, except after an overflow in fp16."""
@@ -139,9 +141,13 @@ class Engine:
             if scheduled.every == "step" and id(scheduled.optimizer) in optimizers:
                 scheduled.schedule.step()
 
-    def refuse_accumulating_syncbn(self, micro_per_rank: int) -> None:
-        """See `RunningStatistics.refuse_synchronised`. Raises LayoutError."""
-        for placed in self.parts.models.values():
-            placed.statistics.refuse_synchronised(accumulating=micro_per_rank > 1)
+    def check_parts(self, micro_per_rank: int) -> None:
+        """What only shows when everything was made.
+
+        Raises:
+            LayoutError: there is no optimizer, or SyncBatchNorm meets accumulation (see `RunningStatistics`).
+        """
         if not self.parts.optimizers:
             raise LayoutError("there is no optimizer", do="make one with run.optimizer(...) before run.steps")
+        for placed in self.parts.models.values():
+            placed.statistics.refuse_synchronised(accumulating=micro_per_rank > 1)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from worldsize.train.engine import Engine
 
 
-
 class Evaluator:
     """Evaluations of one run; loaders are kept between them.
 

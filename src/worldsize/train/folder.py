@@ -34,7 +34,9 @@ class RunFolder:
         try:
             found: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise CheckpointError(f"{self._file} is damaged", found=str(error), do="restore it, or use a new folder") from error
+            raise CheckpointError(
+                f"{self._file} is damaged", found=str(error), do="restore it, or use a new folder"
+            ) from error
         return found
 
     def begin(self, settings: Settings, data: dict[str, Any] | None) -> list[str]:

@@ -1,9 +1,11 @@
-"""Room: the training loop. Saving, agreement and stopping belong to asking for the next step, never to the update:
-what the program does after `step.update()` is then inside the commit.
+"""Room: the training loop: asking for the next step counts the one before, agrees, saves and stops.
+
+None of that belongs to the update: what the program does after `step.update()` is then inside the commit.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,7 @@ class Loop:
     ledger: Ledger | None = None
     why: str | None = None
     committed: int = -1
+    saved_at: float = field(default_factory=time.monotonic)
     current: Step | None = None
     wants_save: bool = False
     sums: dict[str, tuple[Any, float]] = field(default_factory=dict)
@@ -92,7 +95,9 @@ class Loop:
             self._left(step)
             raise
         if not step.updated:
-            raise StepError(f"step {step.index} ended without update", do="call step.update() at the end of the loop body")
+            raise StepError(
+                f"step {step.index} ended without update", do="call step.update() at the end of the loop body"
+            )
         self.current = None
 
     def _count(self, step: Step, samples: float) -> None:
@@ -122,7 +127,9 @@ class Loop:
     def _ask(self) -> Pending:
         """What this rank would like: to stop, to end, to save, to write. All get to know what anybody wants."""
         stop = signals.received() is not None or self.at.step == self.settings.stop_after
-        wishes = (stop, self.why is not None, self.wants_save, self.recorder.due)
+        minutes = self.settings.saving.every_minutes
+        late = minutes is not None and time.monotonic() - self.saved_at > minutes * 60
+        wishes = (stop, self.why is not None, self.wants_save or late, self.recorder.due)
         return self.engine.comm.start_max([float(wish) for wish in wishes])
 
     def _settle(self, wishes: list[float], step: Step | None = None) -> None:
@@ -157,7 +164,7 @@ class Loop:
         self.checkpointer.save(
             state.tensors(self.engine, self.kept), state.plain(self.engine, self.kept, self.at), facts, wait=wait
         )
-        self.committed = self.at.step
+        self.committed, self.saved_at = self.at.step, time.monotonic()
         for outcome in self.checkpointer.poll():
             self._report(outcome)
 
@@ -190,11 +197,16 @@ class Loop:
         self.tracker.event("end", step=self.at.step, reason=self.why or "finished")
 
     def _drain(self) -> None:
+        """The last save must be there: without it neither 'finished' nor 'start again' would be true."""
         for outcome in self.checkpointer.wait():
             self._report(outcome)
+            if outcome.error is not None and outcome.step == self.at.step:
+                raise CheckpointError(f"the last step, {outcome.step}, could not be saved", found=str(outcome.error))
 
     def _left(self, step: Step) -> None:
         self.abandon(
-            StepError(f"loop left at step {step.index}: that step is not committed", do="use run.stop(), and let the loop end")
+            StepError(
+                f"loop left at step {step.index}: that step is not committed",
+                do="use run.stop(), and let the loop end",
+            )
         )
-

@@ -30,7 +30,9 @@ class Contribution:
     divided: bool = False
 
 
-def read(losses: Tensor | None, mean_over: float | None, sum_over: float | None, share: Tensor | None, count: float) -> Contribution:
+def read(
+    losses: Tensor | None, mean_over: float | None, sum_over: float | None, share: Tensor | None, count: float
+) -> Contribution:
     """Understand the arguments of `step.backward`.
 
     Raises:
@@ -112,6 +114,8 @@ def counted(count: Mapping[str, float], samples: int, of: str | None) -> float:
         return samples
     if of is None and len(count) == 1:
         return next(iter(count.values()))
-    if of in count:
+    if of is not None and of in count:
         return count[of]
-    raise StepError("which count are these losses over?", found=f"of={of!r}", do=f"of= one of {sorted(count)} or 'samples'")
+    raise StepError(
+        "which count are these losses over?", found=f"of={of!r}", do=f"of= one of {sorted(count)} or 'samples'"
+    )

@@ -38,14 +38,16 @@ class NamedOptimizer:
 
     def __init__(self, name: str, optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
         self.name, self.optimizer = name, optimizer
-        names = {id(p): f"{model}.{path}" for model, module in models.items() for path, p in module.named_parameters()}
+        names = {
+            id(p): f"{model}.{path}" for model, module in models.items() for path, p in module.named_parameters()
+        }
         self._names: dict[str, nn.Parameter] = {}
         for parameter in self.parameters:
             if id(parameter) not in names:
                 raise ConfigError(
                     "the optimizer trains a parameter that belongs to none of its models",
                     found=f"a tensor of shape {tuple(parameter.shape)}",
-                    do="make the optimizer from the model that it is given: run.optimizer(lambda m: AdamW(m.parameters()), model)",
+                    do="make it from the model that it is given: run.optimizer(lambda m: AdamW(m.parameters()), model)",
                 )
             self._names[names[id(parameter)]] = parameter
 
@@ -88,9 +90,9 @@ class NamedOptimizer:
         """Put state and hyperparameters back, through the optimizer's own `load_state_dict`."""
         numbers = {name: index for index, name in enumerate(self._names)}
         state = {numbers[name]: join(slot, tensors) for name, slot in skeleton["slots"].items()}
-        groups = []
-        for saved in skeleton["groups"]:
-            groups.append({**_tuples(saved), "params": [numbers[name] for name in saved["params"]]})
+        groups = [
+            {**_tuples(saved), "params": [numbers[name] for name in saved["params"]]} for saved in skeleton["groups"]
+        ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -110,7 +112,9 @@ def _plain(value: Any) -> Any:
 
 def _tuples(group: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no tuples, and optimizers compare none: betas come back as they were."""
-    return {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
+    return {
+        key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()
+    }
 
 
 def _differences(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:

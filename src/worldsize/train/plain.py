@@ -1,4 +1,4 @@
-"""Room: splitting any state into tensors by name and a plain skeleton that JSON can hold, and putting it together again."""
+"""Room: splitting any state into tensors by name and a skeleton that JSON can hold, and putting it together again."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def join(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(skeleton, dict):
         if "pairs" in skeleton:
             return {key: join(inner, tensors) for key, inner in skeleton["pairs"]}
-        items = [join(inner, tensors) for inner in skeleton.get("list", skeleton.get("tuple"))]
+        items = [join(inner, tensors) for inner in next(iter(skeleton.values()))]
         return tuple(items) if "tuple" in skeleton else items
     return skeleton
 
@@ -81,6 +81,8 @@ def _marks(skeleton: Any) -> list[str]:
     if isinstance(skeleton, str):
         return [skeleton] if skeleton.startswith(_MARK) else []
     if isinstance(skeleton, dict):
-        inner = [value for _, value in skeleton["pairs"]] if "pairs" in skeleton else next(iter(skeleton.values()))
+        inner: list[Any] = (
+            [value for _, value in skeleton["pairs"]] if "pairs" in skeleton else next(iter(skeleton.values()))
+        )
         return [mark for value in inner for mark in _marks(value)]
     return []

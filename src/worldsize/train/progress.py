@@ -85,7 +85,12 @@ class Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        columns: tuple[Any, ...] = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        columns: tuple[Any, ...] = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
         self._progress = RichProgress(*columns, console=Console(stderr=True), refresh_per_second=4)
         self._task = self._progress.add_task("", total=total, completed=first)
         self._progress.start()

@@ -7,13 +7,14 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from worldsize.checkpoint.weights import read_weights
 from worldsize.config import Duration
 from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import env, failure, session
 from worldsize.runtime.comm import on_one
-from worldsize.train import start
+from worldsize.train import start, warm
 from worldsize.train.average import Average
 from worldsize.train.engine import Engine
 from worldsize.train.evaluate import Evaluator, Stopped
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from worldsize.data.batch import BatchPlan
     from worldsize.data.making import Count
+    from worldsize.runtime.comm import Comm
     from worldsize.train.loop import Loop
     from worldsize.train.step import Step
 
@@ -122,6 +124,24 @@ class Run:
         placed.save = save
         return placed.module  # type: ignore[return-value]
 
+    def warm_start(
+        self, model: nn.Module, source: str | Path, *, strict: bool = True, trust: bool = False
+    ) -> list[str]:
+        """Begin with weights from elsewhere. A run that has a checkpoint of its own goes on from that instead.
+
+        Args:
+            model: what `run.model` returned.
+            source: a checkpoint of ours, a torch file, safetensors, a Lightning checkpoint, an accelerate folder.
+            strict: refuse names that only one side has.
+            trust: allow unpickling, which runs code from the file.
+
+        Returns:
+            names in the model that the source does not have.
+        """
+        self._engine.parts.refuse_late("a warm start")
+        placed = self._engine.parts.placed(model)
+        return warm.fill(placed.module, read_weights(Path(source), trust=trust), strict=strict)
+
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.
 
@@ -134,9 +154,7 @@ class Run:
         parts = self._engine.parts
         placed = [parts.placed(model) for model in models] or list(parts.models.values())
         made = make(*(each.module for each in placed))
-        named = NamedOptimizer(
-            f"{len(parts.optimizers)}", made, {each.name: each.module for each in placed}
-        )
+        named = NamedOptimizer(f"{len(parts.optimizers)}", made, {each.name: each.module for each in placed})
         parts.optimizers.append(Trained(named, placed, clip))
         return made
 
@@ -200,8 +218,8 @@ class Run:
         total = self.total_steps
         start.schedules(self._engine)
         self._loop = start.begin(
-            self._engine, self._settings, self._kept, self._owner, self._data, count,
-            total=total, cut=cut, abandon=self._abandon, close=self.close,
+            self._engine, self._settings, self._kept, self._owner, self._data,
+            count=count, total=total, cut=cut, abandon=self._abandon, close=self.close,
         )  # fmt: skip
         self._engine.parts.closed = True
         yield from self._loop.steps()
@@ -262,6 +280,11 @@ class Run:
         return placed.strategy.whole(placed.module)
 
     @property
+    def comm(self) -> Comm:
+        """Agreement between the ranks, for programs that need their own."""
+        return self._engine.comm
+
+    @property
     def total_steps(self) -> int:
         """Steps of the whole run. Raises StepError while the data is not known."""
         if self._cut is None:
@@ -273,7 +296,13 @@ class Run:
         """Where the run stands: step, epoch, samples, best, and why it ended."""
         self._raise_problem()
         at = self._running("result").at
-        return {"step": at.step, "epoch": at.epoch, "samples": at.samples, "best": at.best, "done": at.done or "finished"}
+        return {
+            "step": at.step,
+            "epoch": at.epoch,
+            "samples": at.samples,
+            "best": at.best,
+            "done": at.done or "finished",
+        }
 
     def close(self) -> None:
         """Give everything back; the folder is free for another attempt. Safe to call twice."""
@@ -298,7 +327,7 @@ class Run:
             raise StepError(f"run.{verb} belongs into the loop over run.steps()")
         return self._loop
 
-    def _interrupted(self) -> Any:
+    def _interrupted(self) -> NoReturn:
         if self._loop is not None:
             self._loop.interrupted()
         self.close()

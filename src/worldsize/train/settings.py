@@ -26,6 +26,7 @@ class Saving:
 
     Attributes:
         every: a duration in steps, epochs or samples between checkpoints; None saves only at the end and on a stop.
+        every_minutes: also when so much time has passed since the last one.
         keep_last: how many of the newest are kept.
         keep_every: keep each that falls on a multiple of this many steps for ever.
         keep_best: how many of the best (see `Run.best`) are kept.
@@ -34,6 +35,7 @@ class Saving:
     """
 
     every: str | Duration | None = "1ep"
+    every_minutes: float | None = None
     keep_last: int = 2
     keep_every: int | None = None
     keep_best: int = 1
@@ -109,7 +111,7 @@ class Settings:
             raise ConfigError(
                 "micro_batch is not set: it is how many samples one forward pass sees, and belongs to the training, not "
                 "to the machine",
-                do="give micro_batch= (a divisor of global_batch that fits the smallest device), or a DataLoader with batch_size",
+                do="give micro_batch= (what fits the smallest device), or a DataLoader with batch_size",
             )
         if len(set(said.values())) > 1:
             raise ConfigError("the micro-batch is said twice, differently", found=str(said))

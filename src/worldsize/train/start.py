@@ -65,7 +65,6 @@ def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, Batch
             found=f"{ranks} ranks, global_batch {settled.global_batch} = {micro} micro-batches of {settled.micro_batch}",
             do=f"use at most {micro} ranks, or begin a run with a smaller micro_batch",
         )
-    engine.refuse_accumulating_syncbn(max(stop - start for start, stop in deal(micro, ranks)))
     return settled, found
 
 
@@ -75,8 +74,8 @@ def begin(
     kept: Kept,
     owned: owner.Owner,
     data: Any,
-    count: Count | None,
     *,
+    count: Count | None,
     total: int,
     cut: BatchPlan,
     abandon: Callable[[StepError], None],
@@ -89,6 +88,8 @@ def begin(
         CheckpointError: the checkpoint does not fit what was built.
     """
     comm = engine.comm
+    micro = -(-cut.global_batch // cut.micro_batch)
+    engine.check_parts(max(stop - start for start, stop in deal(micro, engine.strategy.ranks)))
     loader = Loader(
         data,
         cut,
@@ -105,7 +106,7 @@ def begin(
     folder = RunFolder(settings.dir)
     notes = decide(comm, lambda: folder.begin(settings, None))
     notes += folder.same_data(comm, settings, loader.fingerprint())
-    at, more = resume(engine, settings, kept, folder)
+    at, more = resume(engine, settings, kept)
     screen = on_one(comm, lambda: progress.choose(at.step, total), progress.Silent())
     tracker: Tracker = on_one(comm, lambda: JsonLines(settings.dir, owned.attempt), Nothing())
     recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.NoRecorder())
@@ -115,7 +116,9 @@ def begin(
     )
     for note in [*notes, *more]:
         screen.say(f"worldsize: {note}")
-    tracker.event("start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv)
+    tracker.event(
+        "start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv
+    )
     return Loop(
         engine, settings, loader, checkpointer, kept, at, total, tracker, screen, recorder,
         announce=on_one(comm, lambda: _announce, _nobody), abandon=abandon, close=close,
@@ -123,7 +126,7 @@ def begin(
     )  # fmt: skip
 
 
-def resume(engine: Engine, settings: Settings, kept: Kept, folder: RunFolder) -> tuple[state.Progress, list[str]]:
+def resume(engine: Engine, settings: Settings, kept: Kept) -> tuple[state.Progress, list[str]]:
     """Read the newest checkpoint that is whole into models, optimizers and everything else. Collective."""
     path, notes = load.newest(settings.dir, engine.comm)
     if path is None:
@@ -161,4 +164,3 @@ def schedules(engine: Engine) -> None:
     for scheduled in engine.parts.schedules:
         if scheduled.schedule is None:
             scheduled.schedule = scheduled.make(scheduled.optimizer)
-

@@ -111,7 +111,9 @@ def _model(name: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
     foreign = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if foreign:
         raise ConfigError(
-            f"model {name!r} has state that is no tensor", found=str(foreign[:3]), do="use run.keep for it, or a buffer"
+            f"model {name!r} has state that is no tensor",
+            found=str(foreign[:3]),
+            do="use run.keep for it, or a buffer",
         )
     return {key: value.detach() for key, value in state.items()}
 

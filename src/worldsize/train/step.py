@@ -97,15 +97,17 @@ class Turn:
                 do="call it once for each micro-batch, before update",
             )
         micro = self._micro
-        part = meaning.read(losses, mean_over, sum_over, share, meaning.counted(micro.count or {}, len(micro.ids), of))
+        part = meaning.read(
+            losses, mean_over, sum_over, share, meaning.counted(micro.count or {}, len(micro.ids), of)
+        )
         self._same_kind("explicit" if part.explicit is not None else "counted")
         weight = self._weight(part, of)
         if micro.dummy:
-            (part.total * 0.0).backward()  # type: ignore[no-untyped-call]
+            (part.total * 0.0).backward()
         else:
             self._loss += part.total.detach() * weight
             self._explicit += part.explicit or 0.0
-            (part.total * (weight * self._engine.strategy.averaged * self._engine.loss_scale)).backward()  # type: ignore[no-untyped-call]
+            (part.total * (weight * self._engine.strategy.averaged * self._engine.loss_scale)).backward()
         self._sent += 1
 
     def update(self, closure: Callable[[], Any] | None = None) -> Tensor | None:
@@ -270,7 +272,7 @@ class Step:
     def again(cls, engine: Engine, piece: Piece, shift: int) -> Step:
         """A step that was made before an interruption: no micro-batches, nothing to update, only what follows it."""
         step = cls(engine, StepBatches(piece, [], {"samples": float(piece.stop - piece.start)}, 0), shift)
-        step._turn.made = True  # noqa: SLF001 - one room, two classes
+        step._turn.made = True
         return step
 
     @property

@@ -1,0 +1,3 @@
+"""Room: the program that does nothing, for measuring how long it takes to get here."""
+
+print("here", flush=True)

@@ -1,0 +1,63 @@
+"""Room: the command `worldsize`: loads only the subcommand that is used, turns errors into one line and a code."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from worldsize.errors import WorldsizeError
+
+COMMANDS = {
+    "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
+}
+"""Name -> the module whose `command` it is, and its line in `worldsize --help`."""
+
+
+class Commands(click.Group):
+    """A group that imports a subcommand when it is used, and not to list it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every name, in the order of the table."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, imported."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command), ctx.command_path
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table, as it is."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def alike(name: str) -> str:
+    """`--nproc_per_node` is `--nproc-per-node`."""
+    return name.replace("_", "-")
+
+
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": alike, "max_content_width": 100},
+)
+@click.version_option(package_name="worldsize")
+def commands() -> None:
+    """One PyTorch training program, any world size: laptop, GPU box, Slurm."""
+
+
+def main() -> NoReturn:
+    """The entry point: exits with the code of the command, or of the error."""
+    try:
+        commands()
+    except WorldsizeError as error:
+        click.echo(f"worldsize: {error}", err=True)
+        sys.exit(error.exit_code)
+    sys.exit(0)

@@ -1,0 +1,184 @@
+"""Room: `worldsize run`: torchrun's options and ours, to a plan. The program's arguments pass through untouched."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from worldsize.errors import ConfigError
+from worldsize.launch import env, local, program
+from worldsize.launch.plan import Plan, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_STATIC_PORT = 29500
+
+_HELP = """Start SCRIPT on every rank, with torchrun's environment, watch it, and end with its exit code.
+
+Everything after SCRIPT is the program's, byte for byte:
+
+\b
+    worldsize run --nproc-per-node 2 train.py --lr 1e-3
+
+Options may also stand after the script, if a `--` ends them; what follows the `--` is the program's:
+
+\b
+    worldsize run train.py --nproc-per-node 2 -- --lr 1e-3
+
+So a program that takes a `--` itself is written with one before the script: `worldsize run -- train.py a -- b`.
+Options are torchrun's where it has them; `-` and `_` are alike. On several nodes give the same command on each, with
+its own --node-rank and node 0's address in --rdzv-endpoint ([::1]:29400 with IPv6).
+
+Exit code: that of the first failing rank, 128 + n after signal n; 75 when the ranks stopped on request with
+everything committed (start again to go on); 2 when nothing was started.
+"""
+
+
+class _Seconds(click.ParamType[float]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        try:
+            return value if isinstance(value, float) else seconds(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Run(click.Command):
+    """Finds out which arguments are ours, whichever side of the script they stand on."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Bring options that stand between the script and a `--` before the script."""
+        return super().parse_args(ctx, self._ours_first(ctx, args))
+
+    def _ours_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = self._words(ctx, args)
+        before = args[: len(args) - len(words)]
+        if "--" in before[-1:] or "--" not in words[1:]:
+            return args
+        cut = words.index("--", 1)
+        script, between, own = words[0], words[1:cut], words[cut + 1 :]
+        strange = self._words(ctx, between)
+        if strange or "--" in between:
+            raise click.UsageError(
+                f"between the script and `--` may stand only options of `worldsize run`, not {strange[0]!r}: if the "
+                f"`--` is the program's, write `worldsize run ... -- {script} ...`",
+                ctx,
+            )
+        return [*before, *between, "--", script, *own]
+
+    def _words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What is left when the options at the front are taken."""
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        words = found.get("words")
+        return list(words) if isinstance(words, list | tuple) else []
+
+
+_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
+    click.option(
+        "-n", "--nproc-per-node", default="1", metavar="N|auto|gpu|cpu", show_default=True, help="Ranks here."
+    ),
+    click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
+    click.option("--no-python", is_flag=True, help="Execute SCRIPT as it is."),
+    click.option("--strategy", help="How the model lies over the ranks, for a Run or Trainer."),
+    click.option("--precision", help="fp64, fp32, bf16 or fp16, for a Run or Trainer."),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What ranks compute on."),
+    click.option("--log-dir", type=click.Path(path_type=Path), help="Keep attempts/<n>/rank-<k>.log here."),
+    click.option("--grace", type=_Seconds(), default="30s", show_default=True, help="From a stop signal to SIGKILL."),
+    click.option(
+        "--peer-grace", type=_Seconds(), default="5s", show_default=True, help="The same after a rank failed."
+    ),
+    click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="After failures."),
+    click.option("--restart-delay", type=_Seconds(), default="0s", show_default=True, help="Before each restart."),
+    click.option("--nnodes", default="1", show_default=True, help="Machines."),
+    click.option("--node-rank", type=click.IntRange(0), help="This machine's number."),
+    click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the machines meet: on node 0."),
+    click.option("--rdzv-id", help="A name for this start, equal on all machines."),
+    click.option(
+        "--rdzv-timeout", type=_Seconds(), default="10m", show_default=True, help="To wait for all machines."
+    ),
+    click.option("--rdzv-backend", type=click.Choice(["static", "c10d"]), help="Either: there is one way to meet."),
+    click.option("--master-addr", help="As --rdzv-endpoint, with --master-port."),
+    click.option("--master-port", type=click.IntRange(1, 65535), help="On one machine: the port of rank 0's store."),
+    click.option("--standalone", is_flag=True, help="One machine: the default."),
+    click.option("--role", default="default", hidden=True),
+    click.option("--monitor-interval", hidden=True, expose_value=False),
+    click.option("-r", "--redirects", hidden=True, expose_value=False),
+    click.option("-t", "--tee", hidden=True, expose_value=False),
+)
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(cls=_Run, help=_HELP, context_settings={"allow_interspersed_args": False})
+@_with_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT [ARGS]...")
+def command(words: tuple[str, ...], **options: Any) -> None:
+    """Plan, run, exit with its code."""
+    sys.exit(local.run(plan(words[0], words[1:], options)))
+
+
+def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
+    """What the options ask for.
+
+    Raises:
+        ConfigError: they contradict each other, or ask for what is not there.
+    """
+    nodes, endpoint = _nodes(options["nnodes"]), _endpoint(options)
+    if nodes > 1 and (options["standalone"] or endpoint is None):
+        raise ConfigError(
+            f"{nodes} nodes need an endpoint where they meet", do="give node 0's address: --rdzv-endpoint host:29400"
+        )
+    if options["node_rank"] is not None and options["node_rank"] >= nodes:
+        raise ConfigError(f"--node-rank {options['node_rank']} of {nodes} nodes", do="count from 0 to --nnodes - 1")
+    return Plan(
+        argv=program.argv(script, args, module=options["module"], python=not options["no_python"]),
+        nproc=program.ranks(options["nproc_per_node"], env.read(), options["device"]),
+        nodes=nodes,
+        node=options["node_rank"],
+        endpoint=endpoint if nodes > 1 else None,
+        master_port=options["master_port"] if nodes == 1 and not options["standalone"] else None,
+        run_id=options["rdzv_id"],
+        options=_for_ranks(options),
+        **{name: options[name] for name in _AS_THEY_ARE},
+    )
+
+
+_AS_THEY_ARE = ("role", "max_restarts", "restart_delay", "grace", "peer_grace", "rdzv_timeout", "log_dir")
+
+
+def _for_ranks(options: dict[str, Any]) -> dict[str, str]:
+    chosen = {name: options[name] for name in ("strategy", "precision", "device")}
+    return {f"WORLDSIZE_{name.upper()}": value for name, value in chosen.items() if value is not None}
+
+
+def _nodes(text: str) -> int:
+    least, _, most = text.partition(":")
+    if not least.isdigit() or not int(least) or (most and not most.isdigit()):
+        raise ConfigError("--nnodes is not a number of machines", found=text, do="give a number of at least 1")
+    if most and most != least:
+        raise ConfigError(
+            "--nnodes with a range: the number of machines cannot change while a job runs",
+            found=text,
+            do=f"choose one number, for example --nnodes {least}; a later start may have another",
+        )
+    return int(least)
+
+
+def _endpoint(options: dict[str, Any]) -> tuple[str, int] | None:
+    from worldsize.runtime.network import split_endpoint
+
+    if options["rdzv_endpoint"]:
+        return split_endpoint(options["rdzv_endpoint"], _STATIC_PORT)
+    if options["master_addr"]:
+        return options["master_addr"].strip("[]"), options["master_port"] or _STATIC_PORT
+    return None

@@ -1,0 +1,55 @@
+"""Room: beginning a run with weights from elsewhere: values only, by bare names; nothing of an optimizer or a position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from worldsize.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+
+def fill(module: nn.Module, weights: Mapping[str, Tensor], *, strict: bool = True) -> list[str]:
+    """Copy weights into a placed model, each rank its own part.
+
+    Args:
+        module: a placed model.
+        weights: whole tensors by the bare model's names.
+        strict: refuse names that only one side has.
+
+    Returns:
+        names that stayed as they were.
+
+    Raises:
+        CheckpointError: names or shapes do not fit, with counts and examples.
+    """
+    live = module.state_dict()
+    missing, foreign = sorted(live.keys() - weights.keys()), sorted(weights.keys() - live.keys())
+    if strict and (missing or foreign):
+        raise CheckpointError(
+            "these weights are not of this model",
+            found=f"{len(missing)} names missing {missing[:3]}, {len(foreign)} unknown {foreign[:3]}",
+            do="rename them, or strict=False to take what fits",
+        )
+    with torch.no_grad():
+        for name in live.keys() & weights.keys():
+            _copy(name, live[name], weights[name])
+    return missing
+
+
+def _copy(name: str, live: Tensor, whole: Tensor) -> None:
+    if live.shape != whole.shape:
+        raise CheckpointError(
+            f"{name}: shapes differ", found=f"model {tuple(live.shape)}, weights {tuple(whole.shape)}"
+        )
+    if isinstance(live, DTensor):
+        whole = distribute_tensor(
+            whole.to(device=live.device, dtype=live.dtype), live.device_mesh, live.placements, src_data_rank=None
+        )
+    live.copy_(whole)
