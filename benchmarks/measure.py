@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 RESULTS = "WORLDSIZE_BENCH_RESULTS"
 """Environment variable: a file that gets one line of JSON for each comparison."""
+_BEGIN = '{"'
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,14 @@ def environment(**more: str) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more}
 
 
-def answer(command: Sequence[str], timeout: float, **more: str) -> dict[str, object]:
-    """Run a program to its end. Its answer is the last line of standard output that is a JSON object.
+def answer(command: Sequence[str], timeout: float, *, shown: str | None = None, **more: str) -> dict[str, Any]:
+    """Run a program to its end. Its answer is the last line of standard output that holds a JSON object.
+
+    Args:
+        command: what to run.
+        timeout: seconds that it may take.
+        shown: print the lines of its output between one that holds this text and the answer.
+        more: environment variables.
 
     Raises:
         RuntimeError: it failed or gave no answer; with the end of what it printed.
@@ -137,10 +144,14 @@ def answer(command: Sequence[str], timeout: float, **more: str) -> dict[str, obj
     done = subprocess.run(
         command, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False
     )
-    lines = [text[text.index("{") :] for text in done.stdout.splitlines() if "{" in text and text.endswith("}")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-6000:]}")
-    found: dict[str, object] = json.loads(lines[-1])
+    lines = done.stdout.splitlines()
+    at = [number for number, text in enumerate(lines) if text.endswith("}") and _BEGIN in text]
+    if done.returncode or not at:
+        told = f"{done.stdout[-3000:]}{done.stderr[-6000:]}"
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{told}")
+    first = next((number for number, text in enumerate(lines) if shown and shown in text), at[-1])
+    print("\n".join(lines[first : at[-1]]), end="\n" if first < at[-1] else "", flush=True)
+    found: dict[str, Any] = json.loads(lines[at[-1]][lines[at[-1]].index(_BEGIN) :])
     return found
 
 

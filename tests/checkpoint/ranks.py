@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 TIMEOUT = 60
 
 
-def run_ranks(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
+def run_ranks(function: Callable[..., Any], size: int, *args: Any, backend: str = "gloo") -> list[Any]:
     """`function(comm, *args)` in `size` processes. Returns the values in rank order; raises where one failed."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [
-            context.Process(target=_rank, args=((rank, size, store), results, function, args)) for rank in range(size)
+            context.Process(target=_rank, args=((rank, size, store, backend), results, function, args))
+            for rank in range(size)
         ]
         for process in ranks:
             process.start()
@@ -35,15 +36,17 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
     return [found[rank][1] for rank in range(size)]
 
 
-def _rank(place: tuple[int, int, str], results: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    place: tuple[int, int, str, str], results: Any, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     import torch.distributed as dist
 
     from worldsize.runtime.comm import Ranks
 
-    rank, size, store = place
+    rank, size, store, backend = place
     try:
         timeout = timedelta(seconds=TIMEOUT)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
         comm = Ranks(dist.new_group(backend="gloo", timeout=timeout), timeout)
         results.put((rank, ("", function(comm, *args))))
     except BaseException:  # noqa: BLE001 the test raises it

@@ -6,8 +6,7 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +18,9 @@ from worldsize.checkpoint.owner import claim
 from worldsize.checkpoint.retain import Keep
 from worldsize.errors import CheckpointError
 from worldsize.runtime.comm import Alone, Comm, Ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "tests.checkpoint.test_kill"])

@@ -124,7 +124,8 @@ def told(work: Any) -> str:
 
 def disagree(comm: Comm, run_dir: Path) -> dict[str, Any]:
     """Things that go wrong on one of two ranks only."""
-    saver, found = checkpointer(run_dir, comm, keep=KEEP), {}
+    saver = checkpointer(run_dir, comm, keep=KEEP)
+    found: dict[str, Any] = {}
     plain = {"model/w": torch.ones(4)}
     more = plain | ({"model/x": torch.ones(1)} if comm.rank else {})
     other = {"model/w": torch.ones(4 + comm.rank)}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.checkpoint.states import blank, odd, path_of, same, save_once
@@ -173,7 +173,7 @@ def test_objects_beside_tensors_are_refused(tmp_path: Path) -> None:
     """A DCP folder that holds pickled objects is not read as if it were ours."""
     state: dict[str, Any] = {"a": torch.ones(2), "b": "text"}
     with pytest.warns(UserWarning, match="single process"):
-        dcp.save(state, checkpoint_id=tmp_path / "x")
+        state_dict_saver.save(state, checkpoint_id=tmp_path / "x")
     with pytest.raises(CheckpointError):
         read_metadata(tmp_path / "x")
 
@@ -189,7 +189,7 @@ def test_dcp_itself_reads_our_folder(three: Path, tmp_path: Path) -> None:
     """A checkpoint is a plain DCP checkpoint: torch's own load and its converter read it."""
     found: dict[str, Any] = blank(odd())
     with pytest.warns(UserWarning, match="single process"):
-        dcp.load(found, checkpoint_id=path_of(three, 10))
+        state_dict_loader.load(found, checkpoint_id=path_of(three, 10))
     assert same(found, odd(10))
     dcp_to_torch_save(path_of(three, 10), tmp_path / "one.pt")
     assert same(torch.load(tmp_path / "one.pt", weights_only=True), odd(10))

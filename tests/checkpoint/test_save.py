@@ -148,7 +148,10 @@ def test_the_state_of_training_comes_back(tmp_path: Path) -> None:
     """B058: random states as plain values and tensors come back exactly, and the next draws are the same."""
     kind, keys, position, *_ = np.random.RandomState(3).get_state(legacy=True)
     version, internal, gauss = random.Random(3).getstate()
-    train = {"numpy": [kind, np.asarray(keys).tolist(), position], "python": [version, list(internal), gauss]}
+    train: dict[str, Any] = {
+        "numpy": [kind, np.asarray(keys).tolist(), position],
+        "python": [version, list(internal), gauss],
+    }
     train |= {"loss": np.float64(0.1), "best": float("inf"), "big": 2**70, "text": "ä\n"}
     saver = checkpointer(tmp_path, Alone())
     saver.save({"keep/rng": torch.Generator().manual_seed(3).get_state()}, train, facts(1), wait=True)
@@ -221,7 +224,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A run folder on a file system of 1 MB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
     yield folder

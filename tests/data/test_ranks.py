@@ -160,10 +160,10 @@ def test_an_epoch_of_a_stream_holds_every_sample_once(alone: dict[str, Any], nam
     assert sum(step[1]["rows"] for step in epoch) == length
 
 
-def test_errors_of_a_part_reach_every_rank_that_needs_it(ranks: list[Any]) -> None:
-    """A dataset that breaks on the reading rank breaks the others with the same words."""
-    assert {rank["errors"][0] for rank in ranks} == {"OSError gone"}
-    assert "OSError part 1 is gone" in {rank["errors"][1] for rank in ranks}
+def test_errors_of_a_part_reach_every_rank(ranks: list[Any]) -> None:
+    """A dataset that breaks on one rank breaks the others with the same type and words; nobody waits."""
+    for rank in ranks:
+        assert rank["errors"] == ["OSError gone", "OSError part 1 is gone"]
 
 
 def test_ranks_that_see_different_data_are_told(ranks: list[Any]) -> None:

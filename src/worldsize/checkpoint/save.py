@@ -7,7 +7,6 @@ through: so a rank that fails ends the save everywhere, and nobody waits for it.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import shutil
 import threading
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from worldsize import __version__
 from worldsize.checkpoint import disk, retain, stage, store
 from worldsize.checkpoint.manifest import FOLDER, MANIFEST, TRAIN, Manifest, folder_name
 from worldsize.checkpoint.retain import Keep
@@ -381,7 +381,7 @@ def _manifest(job: _Job, files: dict[str, FileFact], attempt: int) -> Manifest:
         attempt=facts.pop("attempt", attempt),
         files=files,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        version=importlib.metadata.version("worldsize"),
+        version=__version__,
         aliases=job.layout.aliases,
         extra=facts,
     )

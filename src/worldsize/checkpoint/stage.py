@@ -64,7 +64,7 @@ class Staging:
         """Give the memory back."""
         self.copies.clear()
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())  # type: ignore[no-untyped-call]
+            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
             self._pinned = False
         self._block = torch.empty(0, dtype=torch.uint8)
 
@@ -83,7 +83,7 @@ def _register(block: Tensor, device: torch.device) -> bool:
         return False
     # A thread begins on device 0; asking CUDA for anything there would take memory of a device of another rank.
     with torch.cuda.device(device):
-        cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.cudart()
         return int(cuda.cudaHostRegister(block.data_ptr(), block.numel(), 0)) == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -189,11 +190,16 @@ def _read_torch(path: Path, *, trust: bool) -> Any:
             raise _unreadable(path, error) from error
         raise CheckpointError(
             f"{path} holds more than tensors and plain values, so reading it can run any code that it brings",
-            found=str(error).splitlines()[0],
+            found=_asked_for(error),
             do="if you trust where it comes from, say so with --trust (trust=True)",
         ) from error
     except Exception as error:  # a damaged or foreign file raises nearly anything
         raise _unreadable(path, error) from error
+
+
+def _asked_for(error: pickle.UnpicklingError) -> str:
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    return named[1] if named else "a pickle"
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:

@@ -117,7 +117,12 @@ class ReadFeed:
     def _next(self, records: list[_Peekable], epoch: int) -> _Step:
         found = [record for each in records if (record := each.take(epoch)) is not None]
         local = {slot: size for record in found for slot, size in record.sizes.items()}
-        sizes = {slot: size for each in self._comm.gather(local) for slot, size in each.items()}
+        failed = next((record.failed for record in found if record.failed is not None), None)
+        sizes = {}
+        for part, failure in self._comm.gather((local, failed)):
+            if failure is not None:
+                failure.throw()
+            sizes.update(part)
         made = {slot: each for record in found for slot, each in record.made.items()}
         spots = {lane: spot for each in records for lane, spot in each.spots.items()}
         return _Step(dict(sorted(sizes.items())), made, spots)
@@ -186,8 +191,6 @@ class _Peekable:
         record = self._held
         if record.epoch > epoch:
             return None
-        if record.failed is not None:
-            record.failed.throw()
         self._held, self.spots = None, record.spots
         return record
 

@@ -204,10 +204,10 @@ class Stream:
     def feed(self, data: bytes) -> None:
         """Take bytes as the process wrote them."""
         self._log.write(data)
-        *whole, last = (self._partial + data).splitlines(keepends=True) or [b""]
-        # A \r at the end may be half of \r\n.
-        self._partial = b"" if last.endswith(b"\n") else last
-        for line in (*whole, last) if not self._partial else whole:
+        lines = (self._partial + data).splitlines(keepends=True)
+        # A \r at the end may be half of \r\n, so only \n ends the last line.
+        self._partial = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        for line in lines:
             self._line(line)
         if len(self._partial) > _LONGEST_LINE:
             self._line(self._partial)

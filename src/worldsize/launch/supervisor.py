@@ -197,7 +197,8 @@ class Attempt:
             return None
         cause, began = self._cause(rank)
         late = self._ending is not None and began > self._ending
-        ended_by_us = self._ending is not None and rank.code in (-signal.SIGTERM, -signal.SIGKILL)
+        outlived = self._ending is not None and rank.ended > self._ending
+        ended_by_us = outlived and rank.code in (-signal.SIGTERM, -signal.SIGKILL)
         if late and ended_by_us:
             return None
         text = rank.errors.tail.decode(errors="replace") + (cause.what if cause else "")

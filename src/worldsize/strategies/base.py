@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from worldsize.errors import ConfigError
+from worldsize.errors import ConfigError, StepError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,18 +28,24 @@ class Options:
     """What a model may ask of any strategy.
 
     Attributes:
-        compile: compile the model in place (torch.compile; True or a mode's name).
+        init: "here" builds the whole model on every rank. "meta" builds it without memory and then fills module by
+            module through `reset_parameters`, each under a random key of its path: the same weights under every
+            strategy, and FSDP never holds more than one unit whole. See `worldsize.strategies.building`.
+        compile: compile the model in place: True, a mode's name, or torch.compile's arguments by name.
         activation_checkpointing: recompute the activations of these module classes in the backward pass; True for
             the repeated blocks.
         unused_parameters: "error" names a parameter that got no gradient; "allow" searches for them at each step.
-        wrap: module classes that FSDP shards as one unit; None for the repeated blocks.
+        bucket_mb: size of the buckets in which DDP sums gradients, in MiB.
+        wrap: module classes that FSDP shards as one unit, () for one unit in all; None for the repeated blocks.
         reshard: whether FSDP frees a unit's whole parameters after its forward pass.
         offload: keep FSDP's shards and the optimizer's state in host memory.
     """
 
-    compile: bool | str = False
+    init: Literal["here", "meta"] = "here"
+    compile: bool | str | Mapping[str, Any] = False
     activation_checkpointing: bool | tuple[type[nn.Module], ...] = False
     unused_parameters: Literal["error", "allow"] = "error"
+    bucket_mb: float = 25.0
     wrap: tuple[type[nn.Module], ...] | None = None
     reshard: bool = True
     offload: bool = False
@@ -52,6 +58,11 @@ class Options:
             known = ", ".join(cls.__dataclass_fields__)
             raise ConfigError(f"unknown strategy option {sorted(unknown)}", do=f"choose from {known}")
         return cls(**values)
+
+    def __post_init__(self) -> None:
+        for name, known in (("init", ("here", "meta")), ("unused_parameters", ("error", "allow"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"strategy option {name}", found=repr(getattr(self, name)), do=f"choose one of {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,7 @@ class Strategy(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.device = setting.session.device
+        self._placed: dict[nn.Module, list[tuple[str, nn.Parameter, bool]]] = {}
 
     @property
     def rank(self) -> int:
@@ -92,9 +104,8 @@ class Strategy(ABC):
         """Gradients come out divided by this number: losses are multiplied by it so that they come out summed."""
         return 1
 
-    @abstractmethod
     def place(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
-        """Build the user's model and lay it over the ranks.
+        """Build the user's model and lay it over the ranks. Collective.
 
         Args:
             build: makes the whole model; every rank gets the same weights from it.
@@ -103,17 +114,43 @@ class Strategy(ABC):
         Returns:
             the user's model: same class, same attributes, same parameter names.
         """
+        model = self.lay(build, options)
+        self._placed[model] = [(name, value, value.requires_grad) for name, value in model.named_parameters()]
+        return model
+
+    @abstractmethod
+    def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
+        """What `place` does under this strategy."""
 
     def exchange(self, model: nn.Module, *, last: bool) -> None:
-        """Before a micro-batch of the model's own turn: gradients are exchanged in its backward pass iff `last`."""
+        """Before a micro-batch of the model's own turn: gradients are exchanged in its backward pass iff `last`.
+
+        Raises:
+            StepError: a parameter was frozen or unfrozen after placing.
+        """
+        del last
+        changed = [name for name, value, trained in self._placed[model] if value.requires_grad is not trained]
+        if changed:
+            raise StepError(
+                "requires_grad was changed after run.model, where the exchange of gradients cannot follow it",
+                found=brief(changed),
+                do="freeze before the model is placed (in its builder)",
+            )
 
     def stand_by(self, model: nn.Module, *, last: bool) -> None:
         """The same in a turn that trains other models: this one's gradients are thrown away afterwards."""
+
+    def sent(self, model: nn.Module) -> None:
+        """After each backward pass of the model's own turn. Raises StepError where it went past the exchange."""
 
     def check_gradients(self, model: nn.Module) -> list[str]:
         """Names of parameters that got no gradient where that makes the exchange wrong."""
         del model
         return []
+
+    def without_gradient(self, model: nn.Module) -> list[str]:
+        """Names of trained parameters that have no gradient now."""
+        return [name for name, value, trained in self._placed[model] if trained and value.grad is None]
 
     def sum_(self, tensor: Tensor) -> Any:
         """Start to sum a small tensor on `device` over ranks, in place. Returns what to wait on, or None."""
@@ -139,7 +176,6 @@ def full(tensor: Tensor) -> Tensor:
     return gathered
 
 
-def materialise(build: Callable[[], nn.Module], precision: Precision, device: torch.device) -> nn.Module:
-    """Build a model whole, in the parameters' dtype, on the device."""
-    model = build()
-    return model.to(device=device, dtype=precision.parameters)
+def brief(names: list[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from worldsize.errors import LayoutError
-from worldsize.strategies.base import Options, Setting, Strategy, materialise
+from worldsize.strategies import building
+from worldsize.strategies.base import Options, Setting, Strategy
 from worldsize.strategies.routing import route
 from worldsize.strategies.transform import transform
 
@@ -27,8 +28,8 @@ class Single(Strategy):
                 "strategy 'single' is for one rank", found=f"{self.ranks} ranks", do="choose ddp or fsdp, or one rank"
             )
 
-    def place(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
+    def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
         """The model on the device; forward passes under autocast where the precision says so."""
-        model = materialise(build, self.setting.precision, self.device)
+        model = building.whole(build, options, self.setting.precision, self.device)
         transform(model, options)
         return route(model, None, self.setting.precision, self.device)

@@ -47,7 +47,9 @@ class Engine:
         """Whether this step's gradient norm is wanted for a log line."""
         self._strategies: dict[str, Strategy] = {}
         self.strategy = self.strategy_of(settings.strategy or registry.default(session.comm.size))
-        self._missing_checked: set[str] = set()
+        self.notes: list[str] = []
+        """Lines for a person, to be said when the next numbers are."""
+        self._looked: set[str] = set()
 
     @property
     def device(self) -> torch.device:
@@ -108,21 +110,18 @@ class Engine:
     def check_gradients(self, placed: Placed) -> None:
         """Raises StepError where a parameter without gradient would leave ranks different."""
         missing = placed.strategy.check_gradients(placed.module)
+        if not missing and placed.name not in self._looked:
+            self._looked.add(placed.name)
+            unused = [
+                name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None
+            ]
+            self.notes += [f"parameters of model {placed.name!r} got no gradient: {_some(unused)}"] if unused else []
         if missing:
             raise StepError(
                 f"parameters of model {placed.name!r} got no gradient in this step",
-                found=", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),  # noqa: PLR2004
+                found=_some(missing),
                 do="use them, freeze them before run.model, or run.model(..., unused_parameters='allow')",
             )
-
-    def unused(self, placed: Placed) -> list[str]:
-        """Parameters that got no gradient in the model's first step, told once, under strategies that can live with it."""
-        if placed.name in self._missing_checked:
-            return []
-        self._missing_checked.add(placed.name)
-        return [
-            name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None
-        ]
 
     def accept_step(self, grad_norm: Tensor | None) -> bool:
         """Whether the optimizers move: always, except after an overflow in fp16."""
@@ -141,6 +140,12 @@ class Engine:
             if scheduled.every == "step" and id(scheduled.optimizer) in optimizers:
                 scheduled.schedule.step()
 
+    def end_epoch(self) -> None:
+        """Move the schedules that move once an epoch."""
+        for scheduled in self.parts.schedules:
+            if scheduled.every == "epoch":
+                scheduled.schedule.step()
+
     def check_parts(self, micro_per_rank: int) -> None:
         """What only shows when everything was made.
 
@@ -151,3 +156,8 @@ class Engine:
             raise LayoutError("there is no optimizer", do="make one with run.optimizer(...) before run.steps")
         for placed in self.parts.models.values():
             placed.statistics.refuse_synchronised(accumulating=micro_per_rank > 1)
+
+
+def _some(names: list[str], at_most: int = 5) -> str:
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + more

@@ -12,7 +12,7 @@ from worldsize.data.keys import key
 from worldsize.data.loader import Loader
 from worldsize.errors import DataError, StepError
 from worldsize.runtime import signals
-from worldsize.runtime.seeds import reseed
+from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies.base import full
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from worldsize.data.loader import Micro
     from worldsize.train.engine import Engine
+
+
+_KEPT = 4
+"""How many data sets' loaders are kept between evaluations."""
 
 
 class Evaluator:
@@ -34,7 +38,7 @@ class Evaluator:
 
     def __init__(self, engine: Engine, micro_batch: int | None) -> None:
         self._engine, self._micro_batch = engine, micro_batch
-        self._loaders: dict[int, Loader] = {}
+        self._loaders: dict[int, tuple[Any, Loader]] = {}
 
     def scores(self, fn: Callable[[Any], Mapping[str, Any]], data: Any, model: nn.Module | None) -> dict[str, float]:
         """Means of what `fn` gives, each sample counted once.
@@ -80,7 +84,7 @@ class Evaluator:
         loader = self._loader(data)
         device, seed = self._engine.device, self._engine.seed
         modules = [model] if model is not None else [placed.module for placed in self._engine.parts.models.values()]
-        with _evaluating(modules), torch.no_grad():
+        with _evaluating(modules), torch.no_grad(), reseeded(key(seed, "evaluation"), device):
             pending = self._engine.comm.start_max([float(signals.received() is not None)])
             for batches in loader.steps(0, loader.plan.steps_per_epoch):
                 for micro in batches.micro:
@@ -99,23 +103,29 @@ class Evaluator:
             if not length:
                 raise DataError("the evaluation data is empty")
             size = min(int(micro or length), length)
-            self._loaders[id(data)] = Loader(
+            while len(self._loaders) >= _KEPT:
+                self._loaders.pop(next(iter(self._loaders)))[1].close()
+            # The data is held with its loader: an id alone could come again for another object.
+            self._loaders[id(data)] = (
                 data,
-                BatchPlan(length, size * ranks, size),
-                seed=key(self._engine.seed, "evaluation"),
-                rank=self._engine.strategy.rank,
-                ranks=ranks,
-                padding="equal" if self._engine.padding == "equal" else "none",
-                comm=self._engine.comm,
-                device=self._engine.device,
-                shuffle=False,
-                dtype_of_floats=self._engine.precision.inputs,
+                Loader(
+                    data,
+                    BatchPlan(length, size * ranks, size),
+                    seed=key(self._engine.seed, "evaluation"),
+                    rank=self._engine.strategy.rank,
+                    ranks=ranks,
+                    padding="equal" if self._engine.padding == "equal" else "none",
+                    comm=self._engine.comm,
+                    device=self._engine.device,
+                    shuffle=False,
+                    dtype_of_floats=self._engine.precision.inputs,
+                ),
             )
-        return self._loaders[id(data)]
+        return self._loaders[id(data)][1]
 
     def close(self) -> None:
         """End the loaders' workers."""
-        for loader in self._loaders.values():
+        for _, loader in self._loaders.values():
             loader.close()
 
 

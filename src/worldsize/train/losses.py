@@ -56,6 +56,11 @@ def read(
 def _number(loss: Tensor, mean_over: float | None, sum_over: float | None) -> Contribution:
     if loss.numel() != 1:
         raise StepError("mean_over= and sum_over= go with one number", found=f"a tensor of shape {tuple(loss.shape)}")
+    if mean_over == 0:
+        raise StepError(
+            "a mean over no items is NaN, and so is its gradient",
+            do="pass a sum with sum_over=, or losses[mask] with reduction='none': both are 0 over nothing",
+        )
     if mean_over is not None:
         return Contribution(loss.reshape(()) * mean_over, explicit=float(mean_over))
     assert sum_over is not None

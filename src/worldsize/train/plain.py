@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import torch
 
 from worldsize.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
-
-_MARK = "tensor:"
 
 
 def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -32,11 +31,10 @@ def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         tensors[path] = value
-        shape, dtype = "x".join(map(str, value.shape)), str(value.dtype).removeprefix("torch.")
-        return f"{_MARK}{path}:{shape}:{dtype}:{value.device.type}"
+        return {"tensor": [path, list(value.shape), str(value.dtype).removeprefix("torch."), value.device.type]}
     if isinstance(value, dict):
         # JSON would turn the key 3 into "3": pairs keep it a number.
-        return {"pairs": [[key, split(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
+        return {"pairs": [[key, split(inner, f"{path}/{_word(key, path)}", tensors)] for key, inner in value.items()]}
     if isinstance(value, list | tuple):
         items = [split(inner, f"{path}/{index}", tensors) for index, inner in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
@@ -57,32 +55,42 @@ def empty(skeleton: Any, like: Any = None) -> dict[str, Tensor]:
         skeleton: from `split`.
         like: a device for those that were not on the host.
     """
-    found: dict[str, Tensor] = {}
-    for mark in _marks(skeleton):
-        path, shape, dtype, device = mark.removeprefix(_MARK).rsplit(":", 3)
-        size = [int(number) for number in shape.split("x") if number]
-        found[path] = torch.empty(size, dtype=getattr(torch, dtype), device="cpu" if device == "cpu" else like)
-    return found
+    return {
+        path: torch.empty(shape, dtype=getattr(torch, dtype), device="cpu" if device == "cpu" else like)
+        for path, shape, dtype, device in _tensors(skeleton)
+    }
 
 
 def join(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Undo `split`."""
-    if isinstance(skeleton, str) and skeleton.startswith(_MARK):
-        return tensors[skeleton.removeprefix(_MARK).rsplit(":", 3)[0]]
-    if isinstance(skeleton, dict):
-        if "pairs" in skeleton:
-            return {key: join(inner, tensors) for key, inner in skeleton["pairs"]}
-        items = [join(inner, tensors) for inner in next(iter(skeleton.values()))]
-        return tuple(items) if "tuple" in skeleton else items
-    return skeleton
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if "tensor" in skeleton:
+        return tensors[skeleton["tensor"][0]]
+    if "pairs" in skeleton:
+        return {key: join(inner, tensors) for key, inner in skeleton["pairs"]}
+    items = [join(inner, tensors) for inner in next(iter(skeleton.values()))]
+    return tuple(items) if "tuple" in skeleton else items
 
 
-def _marks(skeleton: Any) -> list[str]:
-    if isinstance(skeleton, str):
-        return [skeleton] if skeleton.startswith(_MARK) else []
-    if isinstance(skeleton, dict):
-        inner: list[Any] = (
-            [value for _, value in skeleton["pairs"]] if "pairs" in skeleton else next(iter(skeleton.values()))
-        )
-        return [mark for value in inner for mark in _marks(value)]
-    return []
+def _tensors(skeleton: Any) -> Iterator[tuple[str, list[int], str, str]]:
+    if not isinstance(skeleton, dict):
+        return
+    if "tensor" in skeleton:
+        path, shape, dtype, device = skeleton["tensor"]
+        yield path, shape, dtype, device
+        return
+    (kind, items), *_ = skeleton.items()
+    for inner in items:
+        yield from _tensors(inner[1] if kind == "pairs" else inner)
+
+
+def _word(key: Any, path: str) -> str:
+    """A key as one word of a tensor's name: different keys give different words."""
+    if isinstance(key, str):
+        return quote(key, safe=" :!$&'()*+,;=@[]")
+    if key is None or isinstance(key, bool | int | float):
+        return f"#{key!r}"
+    raise ConfigError(
+        f"{path}: a key of type {type(key).__name__} cannot be saved", do="use texts or numbers as keys"
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from worldsize.runtime.comm import Comm
     from worldsize.track.base import Tracker
     from worldsize.train.parts import Trained
     from worldsize.train.progress import Progress
@@ -34,27 +35,44 @@ class Recorder(Protocol):
         """Remember a step's numbers, without reading them."""
         ...
 
-    def flush(self, sums: Sums) -> None:
-        """Write what was taken; `sums` are the program's own numbers of each rank since the last time."""
+    def flush(self, comm: Comm) -> None:
+        """Write what was taken, and the program's own numbers of all ranks. Collective."""
         ...
 
 
-class NoRecorder:
-    """The recorder of every process but one."""
+class SumRecorder:
+    """The recorder of every process but one: keeps only what must be summed over ranks."""
 
-    due = False
+    @property
+    def due(self) -> bool:
+        """Never by itself."""
+        return False
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float | Tensor, float]] = {}
 
     def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
-        """Nothing."""
+        """Add what `step.log` gathered."""
+        del samples, optimizers
+        for name, (total, count) in step.sums.items():
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = before[0] + total, before[1] + count
 
-    def flush(self, sums: Sums) -> None:
-        """Nothing."""
+    def flush(self, comm: Comm) -> None:
+        """Give this rank's sums to the others."""
+        self._gather(comm)
+
+    def _gather(self, comm: Comm) -> dict[str, float]:
+        mine = {name: (float(total), float(count)) for name, (total, count) in self._sums.items()}
+        self._sums.clear()
+        return _means(comm.gather(mine))
 
 
-class StepRecorder:
+class StepRecorder(SumRecorder):
     """Writes steps to a tracker and to the progress display."""
 
     def __init__(self, tracker: Tracker, progress: Progress) -> None:
+        super().__init__()
         self._tracker, self._progress = tracker, progress
         self._taken: list[tuple[int, dict[str, float | Tensor]]] = []
         self._next = 0.0
@@ -66,6 +84,7 @@ class StepRecorder:
 
     def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
         """Remember a step's numbers, without reading them."""
+        super().take(step, samples, optimizers)
         values: dict[str, float | Tensor] = {"epoch": step.epoch, "samples": samples, "loss": step.loss}
         for entry in optimizers:
             name = "lr" if len(optimizers) == 1 else f"lr/{entry.named.name}"
@@ -74,10 +93,10 @@ class StepRecorder:
             values["grad_norm"] = step.grad_norm
         self._taken.append((step.index, values))
 
-    def flush(self, sums: Sums) -> None:
+    def flush(self, comm: Comm) -> None:
         """Write what was taken since the last time."""
+        logged = self._gather(comm)
         self._next = time.monotonic() + _EVERY
-        logged = _means(sums)
         for position, (index, values) in enumerate(self._taken):
             row = {name: float(value) for name, value in values.items()}
             if position == len(self._taken) - 1:

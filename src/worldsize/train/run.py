@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from worldsize.checkpoint.weights import read_weights
 from worldsize.config import Duration
-from worldsize.errors import EXIT_STOPPED, StepError
+from worldsize.errors import EXIT_STOPPED, ConfigError, StepError
 from worldsize.runtime import env, failure, session
 from worldsize.runtime.comm import on_one
 from worldsize.train import start, warm
@@ -247,19 +247,21 @@ class Run:
         """Say how good the model is now. The best so far is kept by retention.
 
         Args:
-            value: rank 0's decides, for all.
+            value: rank 0's decides, for all; NaN is never better.
             mode: "max" or "min".
 
         Returns:
             whether it is better than all before.
         """
         loop = self._running("best")
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode={mode!r}", do="choose 'min' or 'max'")
         value = self._engine.comm.broadcast(float(value))
         before = loop.at.best.get("value")
-        better = before is None or (value > before if mode == "max" else value < before)
+        better = value == value and (before is None or (value > before if mode == "max" else value < before))  # noqa: PLR0124
         if better:
-            step = loop.at.step + 1
-            loop.at.best = {"value": value, "step": step, "mode": mode}
+            made = loop.at.step if loop.current is None else loop.current.index + 1
+            loop.at.best = {"value": value, "step": made, "mode": mode}
         return better
 
     def stop(self, why: str) -> None:
@@ -310,7 +312,7 @@ class Run:
             return
         loop, self._closed = self._loop, True
         if loop is not None:
-            loop.checkpointer.close()
+            loop.committer.checkpointer.close()
             loop.loader.close()
             loop.screen.close()
             loop.tracker.close()

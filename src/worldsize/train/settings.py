@@ -90,7 +90,7 @@ class Settings:
             if environ.get(variable):
                 said[name] = Path(environ[variable])
         if environ.get("WORLDSIZE_STOP_AFTER"):
-            said["stop_after"] = int(environ["WORLDSIZE_STOP_AFTER"])
+            said["stop_after"] = Duration.parse(f"{environ['WORLDSIZE_STOP_AFTER']}st").count
         if environ.get("WORLDSIZE_DURATION"):
             said["duration"] = Duration.parse(environ["WORLDSIZE_DURATION"])
         if environ.get("WORLDSIZE_SAVE_EVERY"):

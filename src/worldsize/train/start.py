@@ -22,6 +22,7 @@ from worldsize.runtime.comm import decide, on_one
 from worldsize.track.base import Nothing, Tracker
 from worldsize.track.jsonl import JsonLines
 from worldsize.train import progress, record, state
+from worldsize.train.commit import Committer
 from worldsize.train.folder import RunFolder
 from worldsize.train.ledger import Ledger
 from worldsize.train.loop import Loop
@@ -107,9 +108,11 @@ def begin(
     notes = decide(comm, lambda: folder.begin(settings, None))
     notes += folder.same_data(comm, settings, loader.fingerprint())
     at, more = resume(engine, settings, kept)
+    at.shift = position(cut, at) - at.step
+    total = total + at.shift if settings.duration.unit == "st" else total
     screen = on_one(comm, lambda: progress.choose(at.step, total), progress.Silent())
     tracker: Tracker = on_one(comm, lambda: JsonLines(settings.dir, owned.attempt), Nothing())
-    recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.NoRecorder())
+    recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.SumRecorder())
     keep = Keep(last=settings.saving.keep_last, every=settings.saving.keep_every, best=settings.saving.keep_best)
     checkpointer = Checkpointer(
         settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error="continue"
@@ -119,10 +122,15 @@ def begin(
     tracker.event(
         "start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv
     )
+    committer = Committer(
+        engine, kept, settings.saving, checkpointer, tracker, screen,
+        announce=on_one(comm, lambda: report.committed, _nobody),
+        committed=at.step or -1,
+        exact="own-generator" if "own-generator" in settings.accept else True,
+    )  # fmt: skip
     return Loop(
-        engine, settings, loader, checkpointer, kept, at, total, tracker, screen, recorder,
-        announce=on_one(comm, lambda: _announce, _nobody), abandon=abandon, close=close,
-        ledger=Ledger(settings.ledger, comm.rank) if settings.ledger else None,
+        engine, settings, loader, committer, at, total - at.shift, tracker, screen, recorder,
+        abandon=abandon, close=close, ledger=Ledger(settings.ledger, comm.rank) if settings.ledger else None,
     )  # fmt: skip
 
 
@@ -138,8 +146,24 @@ def resume(engine: Engine, settings: Settings, kept: Kept) -> tuple[state.Progre
     return at, [*notes, f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen"]
 
 
-def _announce(path: Path, step: int) -> None:
-    report.committed(path, step)
+def position(cut: BatchPlan, at: state.Progress) -> int:
+    """Which step of the plan comes next: the one before which as many samples were seen as before this start.
+
+    Raises:
+        LayoutError: the samples seen do not fill whole steps of this plan.
+    """
+    low, high = 0, at.samples + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if cut.samples_before(middle) < at.samples else (low, middle)
+    if cut.samples_before(low) != at.samples:
+        raise LayoutError(
+            "the checkpoint lies inside a step of this batch size",
+            found=f"{at.samples:,} samples seen, steps of {cut.global_batch} end at {cut.samples_before(low - 1):,} "
+            f"and {cut.samples_before(low):,}",
+            do="choose a global_batch whose steps end there, or go on from a checkpoint at the end of an epoch",
+        )
+    return low
 
 
 def _nobody(_path: Path, _step: int) -> None:

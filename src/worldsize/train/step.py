@@ -39,7 +39,9 @@ class Turn:
         ordinal: which turn of the step it is, from 0.
     """
 
-    def __init__(self, engine: Engine, batches: StepBatches, trained: list[Trained], ordinal: int) -> None:
+    def __init__(
+        self, engine: Engine, batches: StepBatches, trained: list[Trained], ordinal: int, *, made: bool = False
+    ) -> None:
         self._engine, self._batches, self._trained, self._ordinal = engine, batches, trained, ordinal
         self._own = list({id(placed): placed for entry in trained for placed in entry.models}.values())
         self._others = [placed for placed in engine.parts.models.values() if placed not in self._own]
@@ -48,7 +50,7 @@ class Turn:
         self._kinds: set[str] = set()
         self._explicit = 0.0
         self._loss: Tensor = torch.zeros((), dtype=torch.float64, device=engine.device)
-        self.updated = self.made = False
+        self.updated, self._made = False, made
         self.grad_norm: Tensor | None = None
 
     @property
@@ -125,7 +127,7 @@ class Turn:
         """
         if self.updated:
             raise StepError("update was called twice")
-        if self.made:
+        if self._made:
             self.updated = True
             return None
         if closure is None:
@@ -256,6 +258,7 @@ class Step:
     Attributes:
         index: which step of the run, from 0.
         epoch: which epoch, from 0.
+        made: it was updated before an interruption, and only what follows the update is done again.
         ends_epoch: whether the epoch's last sample is in it.
         totals: how many items all ranks count in this step, by name; "samples" is always there.
     """
@@ -264,15 +267,18 @@ class Step:
         self._engine, self._batches = engine, batches
         self.index, self.epoch = batches.piece.step - shift, batches.piece.epoch
         self.ends_epoch, self.totals = batches.piece.ends_epoch, batches.totals
+        self.made = False
+        self._lost: Tensor | None = None
         self._turns: list[Turn] = []
         self._whole: Turn | None = None
         self._sums: dict[str, tuple[float | Tensor, float]] = {}
 
     @classmethod
-    def again(cls, engine: Engine, piece: Piece, shift: int) -> Step:
+    def again(cls, engine: Engine, piece: Piece, shift: int, tail: Mapping[str, Any]) -> Step:
         """A step that was made before an interruption: no micro-batches, nothing to update, only what follows it."""
-        step = cls(engine, StepBatches(piece, [], {"samples": float(piece.stop - piece.start)}, 0), shift)
-        step._turn.made = True
+        step = cls(engine, StepBatches(piece, [], dict(tail["totals"]), 0), shift)
+        step.made = True
+        step._lost = torch.tensor(tail["loss"], dtype=torch.float64, device=engine.device)
         return step
 
     @property
@@ -293,6 +299,8 @@ class Step:
     @property
     def loss(self) -> Tensor:
         """The loss over all ranks (0-dim, float64): of the last turn, where there are several."""
+        if self._lost is not None:
+            return self._lost
         return self._turns[-1].loss if self._turns else self._turn.loss
 
     @property
@@ -350,6 +358,6 @@ class Step:
         return self._whole
 
     def _open(self, trained: list[Trained]) -> Turn:
-        turn = Turn(self._engine, self._batches, trained, len(self._turns))
+        turn = Turn(self._engine, self._batches, trained, len(self._turns), made=self.made)
         self._turns.append(turn)
         return turn

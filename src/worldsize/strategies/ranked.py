@@ -1,0 +1,64 @@
+"""Room: what strategies share whose ranks all work on the batch: the process group, small collectives, equal weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from worldsize.errors import LayoutError
+from worldsize.strategies.base import Setting, Strategy, brief
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Ranked(Strategy):
+    """Every rank is a data-parallel rank, and gradients come out as the mean over ranks."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        setting.session.need_group()
+
+    @property
+    def averaged(self) -> int:
+        """Both of torch's wrappers divide by the number of ranks."""
+        return self.ranks
+
+    def sum_(self, tensor: Tensor) -> Any:
+        """An all-reduce on the device's own backend."""
+        return dist.all_reduce(tensor, async_op=True)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """An all-gather on the device's own backend."""
+        found = [torch.empty_like(tensor) for _ in range(self.ranks)]
+        dist.all_gather(found, tensor.contiguous())
+        return found
+
+    def refuse_differences(self, model: nn.Module) -> None:
+        """Ranks that built different weights would train a mixture of them. Collective.
+
+        Raises:
+            LayoutError: with the names of what differs.
+        """
+        everyone = self.setting.session.comm.gather(_digests(model))
+        names = sorted({name for digests in everyone for name in digests})
+        different = [name for name in names if len({digests.get(name) for digests in everyone}) > 1]
+        if different:
+            raise LayoutError(
+                "the ranks built different weights",
+                found=brief(different),
+                do="give run.model the class or a function, so that it is built under the model's own random key",
+            )
+
+
+def _digests(model: nn.Module) -> dict[str, str]:
+    return {name: _digest(value.detach()) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def _digest(value: Tensor) -> str:
+    """Sum and norm tell two draws apart, and need no copy of the weights."""
+    total = value.sum().item() if not value.is_floating_point() else value.sum(dtype=torch.float64).item()
+    size = torch.linalg.vector_norm(value, dtype=torch.float64).item() if value.is_floating_point() else 0.0
+    return f"{tuple(value.shape)} {value.dtype} {total!r} {size!r}"

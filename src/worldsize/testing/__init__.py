@@ -1,0 +1,1 @@
+"""Room: what programs and tests need to try out several ranks, and failures, on one machine."""

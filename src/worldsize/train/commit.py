@@ -1,0 +1,113 @@
+"""Room: when the run's state is committed, and what is said about how that went."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from worldsize.config import Duration
+from worldsize.errors import CheckpointError
+from worldsize.train import state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from worldsize.checkpoint.save import Checkpointer, Outcome
+    from worldsize.track.base import Tracker
+    from worldsize.train.engine import Engine
+    from worldsize.train.keep import Kept
+    from worldsize.train.progress import Progress
+    from worldsize.train.settings import Saving
+    from worldsize.train.step import Step
+
+
+@dataclass(slots=True)
+class Committer:
+    """Commits one run.
+
+    Attributes:
+        announce: tells the launcher about a committed checkpoint.
+        committed: the step of the newest commit that was begun or resumed from.
+    """
+
+    engine: Engine
+    kept: Kept
+    saving: Saving
+    checkpointer: Checkpointer
+    tracker: Tracker
+    screen: Progress
+    announce: Callable[[Path, int], None]
+    committed: int
+    exact: bool | str = True
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def late(self) -> bool:
+        """Whether so much time has passed that this rank wishes for a commit."""
+        minutes = self.saving.every_minutes
+        return minutes is not None and time.monotonic() - self.since > minutes * 60
+
+    def due(self, step: Step, at: state.Progress) -> bool:
+        """Whether a commit follows this step, as the settings say: the same answer on every rank."""
+        if self.saving.every is None:
+            return False
+        if at.best.get("step") == at.step:
+            return True
+        length = Duration.parse(self.saving.every)
+        if length.unit == "ep":
+            return step.ends_epoch and (step.epoch + 1) % length.count == 0
+        if length.unit == "st":
+            return at.step % length.count == 0
+        before = at.samples - int(step.totals["samples"])
+        return before // length.count != at.samples // length.count
+
+    def commit(self, at: state.Progress, *, wait: bool) -> None:
+        """Begin to save this state, or see that it is saved already. Collective.
+
+        Args:
+            at: where the training stands.
+            wait: return only when it is committed.
+
+        Raises:
+            CheckpointError: it was waited for, and could not be saved; or errors of saves end the run.
+            StepError: kept state differs between ranks.
+        """
+        if self.committed != at.step:
+            self.kept.refuse_differences(self.engine.comm)
+            tensors, plain = state.tensors(self.engine, self.kept), state.plain(self.engine, self.kept, at)
+            self.checkpointer.save(tensors, plain, self._facts(at), wait=wait)
+            self.committed, self.since = at.step, time.monotonic()
+        outcomes = self.checkpointer.wait() if wait else self.checkpointer.poll()
+        self._report(outcomes)
+        # Waiting is for the end and for a stop: without this commit neither "finished" nor "start again" is true.
+        lost = [outcome for outcome in outcomes if wait and outcome.error is not None and outcome.step == at.step]
+        if lost:
+            raise CheckpointError(f"the last step, {at.step}, could not be saved", found=str(lost[0].error))
+
+    def report(self) -> None:
+        """Say how saves went that ended meanwhile."""
+        self._report(self.checkpointer.poll())
+
+    def _report(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.error is None:
+                facts = {"seconds": outcome.seconds, "stall": outcome.stall, "bytes": outcome.bytes}
+                self.tracker.event("save", step=outcome.step, **facts)
+                self.announce(outcome.path, outcome.step)
+                continue
+            self.tracker.event("save failed", step=outcome.step, error=str(outcome.error))
+            self.screen.say(f"worldsize: step {outcome.step} was not saved: {outcome.error}")
+            if self.saving.on_error == "stop":
+                raise CheckpointError(f"step {outcome.step} could not be saved", found=str(outcome.error))
+
+    def _facts(self, at: state.Progress) -> dict[str, object]:
+        return {
+            "step": at.step,
+            "epoch": at.epoch,
+            "samples": at.samples,
+            "layout": self.engine.strategy.layout(),
+            "exact": self.exact,
+            "best": at.best.get("step") == at.step,
+        }

@@ -1,0 +1,175 @@
+"""Room: one small training with everything in it that could depend on the layout, and what to compare of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import worldsize as ws
+from worldsize.runtime import session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+GLOBAL, MICRO, LENGTH = 48, 4, 202
+"""12 micro-batches a step; the last step of an epoch has 10 samples: two micro-batches and a half."""
+STEPS_PER_EPOCH = 5
+
+LAYOUTS = ("single:1", *(f"{name}:{ranks}" for name in ("ddp", "fsdp") for ranks in (1, 2, 3, 4)))
+
+
+def ranks_of(layout: str) -> int:
+    """The number of ranks of "ddp:3"."""
+    return int(layout.partition(":")[2])
+
+
+class Net(nn.Module):
+    """Batch normalisation, drop-out, and two blocks of one kind, so that FSDP has units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.last = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Three logits a sample."""
+        x = torch.relu(self.norm(self.first(x)))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.last(x)
+        return logits
+
+
+class Block(nn.Module):
+    """A residual unit with drop-out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.drop = nn.Linear(12, 12), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        out: Tensor = x + self.drop(torch.tanh(self.inner(x)))
+        return out
+
+
+def samples(length: int = LENGTH) -> torch.utils.data.TensorDataset:
+    """Three classes that a small net can tell apart, roughly."""
+    drawn = torch.Generator().manual_seed(7)
+    x = torch.randn(length, 6, generator=drawn, dtype=torch.float64)
+    noise = torch.randn(length, 3, generator=drawn, dtype=torch.float64)
+    target = (x[:, :3] * 2 + x[:, 3:] + noise).argmax(1)
+    return torch.utils.data.TensorDataset(x.float(), target)
+
+
+@dataclass(slots=True)
+class Curve:
+    """What a training did, step by step, and what it ended with."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+
+
+def train(folder: Path, layout: str, **settings: Any) -> Curve:
+    """The training on this rank, as far as it gets. Takes the settings of `Run`, and `stop_after`."""
+    stop_after = settings.pop("stop_after", None)
+    run = make_run(folder, layout, **settings)
+    curve = Curve()
+    try:
+        work(run, curve, stop_after)
+    except SystemExit as stopped:
+        assert stopped.code == 75, stopped.code
+    finally:
+        run.close()
+    return curve
+
+
+def make_run(folder: Path, layout: str, **settings: Any) -> ws.Run:
+    """A run of this layout on the CPU."""
+    defaults = {"duration": "2ep", "precision": "fp64", "seed": 3, "device": "cpu", "saving": ws.Saving(every=None)}
+    return ws.Run(
+        folder, global_batch=GLOBAL, micro_batch=MICRO, strategy=layout.partition(":")[0], **{**defaults, **settings}
+    )
+
+
+def work(run: ws.Run, curve: Curve, stop_after: int | None = None) -> None:
+    """Parts, loop and comparison of one run."""
+    model = run.model(Net)
+    optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
+    run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
+    average = run.average(model, 0.9)
+    for step in run.steps(samples()):
+        curve.rates[step.index] = optimizer.param_groups[0]["lr"]
+        for x, y in step.micro_batches:
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        norm = step.update()
+        assert norm is not None
+        curve.losses[step.index], curve.norms[step.index] = float(step.loss), float(norm)
+        curve.ids[step.index] = step.ids
+        if stop_after is not None and step.index + 1 == stop_after:
+            stop_softly()
+    curve.weights = run.whole(model)
+    with average.applied():
+        curve.average = run.whole(model)
+
+
+def stop_softly() -> None:
+    """As if SIGTERM had come to this rank."""
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def everyone(curves: list[Curve]) -> Curve:
+    """One curve from those of all ranks: ids joined; the rest must be the same on each.
+
+    Raises AssertionError where ranks saw different losses, or hold different weights.
+    """
+    first = curves[0]
+    for other in curves[1:]:
+        assert other.losses == first.losses
+        assert other.rates == first.rates
+        same(first.weights, other.weights)
+        same(first.average, other.average)
+    ids = {step: [number for curve in curves for number in curve.ids[step]] for step in first.ids}
+    return Curve(first.losses, first.norms, first.rates, ids, first.weights, first.average)
+
+
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    """Bit for bit."""
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), f"{name}: {(value - right[name]).abs().max()}"
+
+
+def close(expected: Curve, found: Curve, tolerance: float) -> None:
+    """The numbers of `found` are those of `expected`, relatively, over the steps that `found` has; ids exactly."""
+    for name in ("losses", "norms", "rates"):
+        before, now = getattr(expected, name), getattr(found, name)
+        for step, value in now.items():
+            assert abs(value - before[step]) <= tolerance * abs(before[step]), f"{name} of step {step}"
+    for step, ids in found.ids.items():
+        assert ids == expected.ids[step], f"ids of step {step}"
+    for name in ("weights", "average"):
+        for key, tensor in getattr(found, name).items():
+            torch.testing.assert_close(
+                tensor, getattr(expected, name)[key], rtol=tolerance, atol=tolerance, msg=lambda text, k=key: f"{k}: {text}"
+            )
+
+
+def on_this_rank() -> int:
+    """The rank of this process in the open session."""
+    return session.session("cpu").comm.rank
