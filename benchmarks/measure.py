@@ -87,6 +87,7 @@ def pairs(ours: Callable[[], float], peer: Callable[[], float], count: int) -> t
     for number in range(count):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             found[which].append((ours, peer)[which]())
+            print(f"  {('ours', 'peer')[which]} {found[which][-1]:.4g}", file=sys.stderr, flush=True)
     return found
 
 
@@ -106,7 +107,7 @@ def line(each: Comparison) -> str:
     if each.peer is not None:
         parts.append(f"{each.against} {each.peer:.4g} {each.unit}")
     if each.ratio is not None:
-        parts.append(f"ratio {each.ratio:.3f}" + (f" (target {each.target:.2f})" if each.target is not None else ""))
+        parts.append(f"ratio {each.ratio:.3g}" + (f" (target {each.target:.2f})" if each.target is not None else ""))
     if each.limit is not None:
         parts.append(f"limit {each.limit:g} {each.unit}")
     verdict = {True: "  met", False: "  MISSED", None: ""}[each.met]

@@ -361,7 +361,8 @@ def main() -> None:
                 seen[name].append(took)
     for name, loop in loops.items():
         if asked.profile and isinstance(loop, Endless) and name.startswith("ours"):
-            print(f"host time of {name}, rank 0" if RANK == 0 else "", flush=True)
+            if RANK == 0:
+                print(f"host time of {name}, rank 0", flush=True)
             loop.profile()
     device = torch.cuda.get_device_name() if CUDA else "cpu"
     if RANK == 0:

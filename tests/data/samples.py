@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import pickle
 import random
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import Dataset, IterableDataset
 
-from worldsize.data.batch import BatchPlan
 from worldsize.data.loader import Loader, StepBatches
 from worldsize.runtime.comm import Alone, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from worldsize.data.batch import BatchPlan
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -101,12 +102,13 @@ def joined(shares: list[list[Any]]) -> list[Any]:
 
 def gloo(ranks: int, work: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
     """`work(comm, *args)` on that many real processes; what each returned, in rank order."""
-    mp.start_processes(_rank, (ranks, str(folder), work, args), nprocs=ranks, start_method="spawn")
-    return [pickle.loads((folder / f"{ranks}-{rank}").read_bytes()) for rank in range(ranks)]  # noqa: S301
+    spawn(_rank, (ranks, str(folder), work, args), nprocs=ranks)
+    return [pickle.loads((folder / f"{ranks}-{rank}").read_bytes()) for rank in range(ranks)]
 
 
 def _rank(rank: int, ranks: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    limit = datetime.timedelta(seconds=60)
+    torch.set_num_threads(1)
+    limit = dt.timedelta(seconds=60)
     store = f"file://{folder}/rendezvous-{ranks}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=limit)
     found = work(Ranks(dist.group.WORLD, limit), *args)

@@ -83,9 +83,9 @@ def test_durations_of_a_known_length() -> None:
 
 def test_durations_without_a_total() -> None:
     """Epochs of unknown length and tokens say why they have no total."""
-    with pytest.raises(DataError, match="'10ep' of unknown length has no total.*use steps or tokens"):
+    with pytest.raises(DataError, match=r"'10ep' of unknown length has no total.*use steps or tokens"):
         total_steps(Duration.parse("10ep"), BatchPlan(None, 4, 2))
-    with pytest.raises(DataError, match="'2000tok' has no total.*counted as they are read"):
+    with pytest.raises(DataError, match=r"'2000tok' has no total.*counted as they are read"):
         total_steps(Duration.parse("2ktok"), BatchPlan(None, 4, 2))
     assert total_steps(Duration.parse("10sa"), BatchPlan(None, 4, 2)) == 3
 
@@ -102,7 +102,7 @@ def test_unknown_length_is_one_endless_epoch() -> None:
 
 def test_an_empty_dataset_is_refused() -> None:
     """B080: no samples is always an error."""
-    with pytest.raises(DataError, match="empty.*0 samples"):
+    with pytest.raises(DataError, match=r"empty.*0 samples"):
         BatchPlan(0, 8, 4)
 
 

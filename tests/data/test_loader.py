@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,8 +18,10 @@ from tests.data.samples import Noisy, Numbers, joined, loader, told
 from worldsize.data.batch import BatchPlan, ledger
 from worldsize.data.feed import Share
 from worldsize.data.keys import key
-from worldsize.data.loader import Loader
 from worldsize.errors import DataError
+
+if TYPE_CHECKING:
+    from worldsize.data.loader import Loader
 
 
 @st.composite
@@ -92,7 +94,9 @@ class Seldom(Noisy):
     """Draws only for sample 5, which no probe of a seed below sees."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return super().__getitem__(index) if index == 5 else torch.tensor([float(index), 0, 0, 0], dtype=torch.float64)
+        return (
+            super().__getitem__(index) if index == 5 else torch.tensor([float(index), 0, 0, 0], dtype=torch.float64)
+        )
 
 
 def test_a_dataset_that_seldom_draws_is_seeded_too() -> None:
@@ -124,7 +128,9 @@ class Own(Numbers):
 def test_own_generators_are_found(workers: int) -> None:
     """A dataset with a generator of its own is refused before the first step, unless that is accepted."""
     plan = BatchPlan(20, 4, 2)
-    with pytest.raises(DataError, match=r"dataset\[\d+\] differs under the same key: it draws from its own generator"):
+    with pytest.raises(
+        DataError, match=r"dataset\[\d+\] differs under the same key: it draws from its own generator"
+    ):
         loader(Own(20), plan, workers=workers).steps(0, 1)
     accepted = loader(Own(20), plan, workers=workers, accept=["own-generator"])
     assert len(list(accepted.steps(0, 2))) == 2
@@ -133,7 +139,7 @@ def test_own_generators_are_found(workers: int) -> None:
 
 @given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(["none", "one", "equal"]))
 def test_padding_gives_what_was_asked(count: int, ranks: int, padding: str) -> None:
-    """"none" adds nothing, "one" fills up to one, "equal" to the busiest rank; real shares cover everything once."""
+    """No padding adds nothing, "one" fills up to one, "equal" to the busiest; real shares cover everything once."""
     shares = [Share(rank, ranks, padding).of(count) for rank in range(ranks)]
     assert [number for real, _ in shares for number in real] == list(range(count))
     most = max(len(real) for real, _ in shares)
@@ -264,7 +270,7 @@ class Deadly(Numbers):
 
 def test_a_dead_worker_is_told() -> None:
     """A worker that vanishes is said to have died, with what to look for."""
-    with pytest.raises(DataError, match="a data worker died.*try fewer workers"):
+    with pytest.raises(DataError, match=r"a data worker died.*try fewer workers"):
         list(loader(Deadly(8), BatchPlan(8, 4, 2), workers=1, shuffle=False).steps(0, 2))
 
 

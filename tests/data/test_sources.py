@@ -138,7 +138,7 @@ class Growing(Sampler[int]):
         return iter(range(4 + self.epoch))
 
 
-refused = {
+refused: dict[str, Callable[[], Any]] = {
     "already split by rank": lambda: DataLoader(
         Numbers(8), 2, sampler=DistributedSampler(Numbers(8), num_replicas=2, rank=0)
     ),

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+STARTED: list[subprocess.Popen[str]] = []
+"""What a test started; its fixture ends what is left."""
 
 RUN = (sys.executable, "-m", "worldsize", "run")
 
@@ -34,10 +37,12 @@ def script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
-def start(*args: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """`worldsize run` with `args`, its output kept for `finish`."""
-    return subprocess.Popen(
-        [*RUN, *map(str, args)],
+def start(
+    *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, inside: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """`worldsize run` with `args`, its output kept for `finish`; `inside` is a command that runs commands."""
+    process = subprocess.Popen(
+        [*inside, *RUN, *map(str, args)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -46,6 +51,8 @@ def start(*args: str | Path, env: Mapping[str, str] | None = None, cwd: Path | N
         env=clean(env),
         cwd=cwd,
     )
+    STARTED.append(process)
+    return process
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 60) -> Ended:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from worldsize.errors import ConfigError
 from worldsize.launch.failure import Failure, advice, follows, from_code, from_error_file, from_traceback, root
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def printed(folder: Path, text: str) -> str:
@@ -48,7 +51,7 @@ def test_the_exception_of_a_real_traceback(tmp_path: Path, text: str, what: str,
 
 
 def test_a_traceback_that_torch_printed_for_its_rank(tmp_path: Path) -> None:
-    """torch begins every line with [rank1]: once process groups are up."""
+    """Torch begins every line with [rank1]: once process groups are up."""
     text = "".join(f"[rank1]: {line}\n" for line in printed(tmp_path, "raise ValueError('bad')").splitlines())
     found = from_traceback(text)
     assert found is not None
@@ -79,9 +82,9 @@ def test_any_bytes_may_lie_in_the_error_file(tmp_path_factory: pytest.TempPathFa
 
 
 def test_the_error_file_as_torch_writes_it(tmp_path: Path) -> None:
-    """torch's @record: message and call stack."""
+    """Torch's @record: message and call stack."""
     try:
-        raise ValueError("bad key x")
+        int("x")
     except ValueError as error:
         extra = {"py_callstack": traceback.format_exc(), "timestamp": "1700000000"}
         body = {"message": {"message": f"ValueError: {error}", "extraInfo": extra}}
@@ -89,13 +92,15 @@ def test_the_error_file_as_torch_writes_it(tmp_path: Path) -> None:
     path.write_text(json.dumps(body), encoding="utf-8")
     found = from_error_file(path)
     assert found is not None
-    assert found.what == "ValueError: bad key x"
+    assert found.what == "ValueError: invalid literal for int() with base 10: 'x'"
     assert str(found.where).startswith("test_failure.py:")
 
 
 def test_our_own_error_is_not_said_twice_in_one_line(tmp_path: Path) -> None:
     """A Run writes the whole sentence with rank and place; the launcher says those itself."""
-    sentence = f"worldsize: rank 1 of 4 on host-a: {ConfigError('micro_batch is 0', do='give at least 1')} (a.py:3 in f)"
+    sentence = (
+        f"worldsize: rank 1 of 4 on host-a: {ConfigError('micro_batch is 0', do='give at least 1')} (a.py:3 in f)"
+    )
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": sentence, "extraInfo": {}}}), encoding="utf-8")
     found = from_error_file(path)
@@ -112,7 +117,9 @@ def test_signals_in_words() -> None:
 
 def test_the_line_has_everything() -> None:
     """Promise 6: rank, host, what, where, what to do, log; one line."""
-    failure = Failure("host-a", 1, "ValueError: bad key x", 1, 4, "train.py:31 in load", "see the docs", "/l/rank-0001.log")
+    failure = Failure(
+        "host-a", 1, "ValueError: bad key x", 1, 4, "train.py:31 in load", "see the docs", "/l/rank-0001.log"
+    )
     assert failure.line == (
         "rank 1 of 4 on host-a failed: ValueError: bad key x (train.py:31 in load). Do: see the docs; log: /l/rank-0001.log"
     )

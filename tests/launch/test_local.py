@@ -53,8 +53,15 @@ def test_every_rank_finds_the_contract_of_torchrun(tmp_path: Path) -> None:
 
 
 def test_schedulers_of_outside_are_hidden_from_the_ranks(tmp_path: Path) -> None:
-    """Libraries that look for Slurm's or MPI's ranks find none; the job and the user's MPI settings stay (API.md 16)."""
-    leaks = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "PMI_RANK")
+    """Slurm's and MPI's rank variables are gone; the job id and the user's MPI settings stay (API.md 16)."""
+    leaks: tuple[str, ...] = (
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_STEP_NUM_TASKS",
+        "PMI_RANK",
+    )
     leaks += ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
     env = dict.fromkeys(leaks, "0") | {"SLURM_JOB_ID": "12", "OMPI_MCA_btl": "tcp", "SLURM_CONF": "/c"}
     found = told(run(script(tmp_path, TELL), env=env).out)[0]["env"]
@@ -74,7 +81,23 @@ def test_threads_of_the_user_stay(tmp_path: Path) -> None:
     assert told(run(script(tmp_path, TELL), env={"OMP_NUM_THREADS": "3"}).out)[0]["env"]["OMP_NUM_THREADS"] == "3"
 
 
-ARGS = ("", " ", "a b", "it's", '"', "$HOME", "`x`", "*", "~", "!", "é漢", "--x=1 2", "--nproc-per-node", "-n", "x" * 20_000)
+ARGS = (
+    "",
+    " ",
+    "a b",
+    "it's",
+    '"',
+    "$HOME",
+    "`x`",
+    "*",
+    "~",
+    "!",
+    "é漢",
+    "--x=1 2",
+    "--nproc-per-node",
+    "-n",
+    "x" * 20_000,
+)
 
 
 def test_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:

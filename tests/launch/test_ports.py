@@ -49,7 +49,7 @@ def test_the_kernel_gives_a_promised_port_to_nobody() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_the_store_of_torch_listens_on_a_promised_port(host: str, libuv: bool) -> None:
     """B044: rank 0's TCPStore takes the port over while the promise is held."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     with ports.reserve() as promised:
         port = promised.getsockname()[1]
@@ -73,7 +73,7 @@ def test_a_taken_port_is_refused_with_its_number() -> None:
 def test_listening_needs_an_address_of_this_machine() -> None:
     """The answer is None for a host that is not this one, and an error for one that nobody knows."""
     assert ports.listen("192.0.2.7", 29400) is None
-    with pytest.raises(LaunchError, match="no-such-host.invalid cannot be resolved"):
+    with pytest.raises(LaunchError, match=r"no-such-host\.invalid cannot be resolved"):
         ports.listen("no-such-host.invalid", 29400)
 
 

@@ -85,7 +85,10 @@ def test_it_works_outside_the_main_thread() -> None:
 
 def test_scripts_need_no_guard(tmp_path: Path) -> None:
     """A script's own function, at module level, without `if __name__ == "__main__"` (the tutorial's mp.spawn form)."""
-    path = script(tmp_path, "import beside\ndef f(): return beside.x\nfrom worldsize.launch.spawn import spawn\nprint(spawn(f, 2))")
+    path = script(
+        tmp_path,
+        "import beside\ndef f(): return beside.x\nfrom worldsize.launch.spawn import spawn\nprint(spawn(f, 2))",
+    )
     (tmp_path / "beside.py").write_text("x = 3", encoding="utf-8")
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True, cwd="/", env=clean())
     assert done.stdout == "[3, 3]\n"

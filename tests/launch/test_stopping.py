@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -100,7 +99,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     process = start("-n", "1", script(tmp_path, f"{text}time.sleep(60)"), tmp_path)
     up(tmp_path, 1)
     process.send_signal(signal.SIGINT)
-    until(lambda: (tmp_path / "asked").exists())
+    until((tmp_path / "asked").exists)
     process.send_signal(signal.SIGINT)
     ended = finish(process)
     assert (ended.code, ended.err) == (130, "worldsize: stopped by SIGINT\n")
@@ -147,7 +146,7 @@ print("attempt", n)
 
 
 def test_failures_restart_up_to_the_limit(tmp_path: Path) -> None:
-    """torchrun's rule: --max-restarts 2 makes three attempts; each has its own log, port and count."""
+    """Torchrun's rule: --max-restarts 2 makes three attempts; each has its own log, port and count."""
     path = script(tmp_path, COUNTS + "print(os.environ['MASTER_PORT'], file=sys.stderr)\nsys.exit(4)")
     ended = run("--max-restarts", "2", "--log-dir", tmp_path / "logs", path)
     assert (ended.code, ended.out) == (4, "attempt 0\nattempt 1\nattempt 2\n")
@@ -169,13 +168,15 @@ def test_no_restart_without_new_commits(tmp_path: Path) -> None:
     text += "report.committed('here', [10, 20, 20, 30][n])\nsys.exit(4)"
     ended = run("--max-restarts", "9", "--log-dir", tmp_path / "logs", script(tmp_path, text))
     assert ended.code == 4
-    assert sorted(os.listdir(tmp_path / "logs/attempts")) == ["0", "1", "2"]
+    assert sorted(path.name for path in (tmp_path / "logs/attempts").iterdir()) == ["0", "1", "2"]
     assert "not started again: nothing was committed since step 20" in ended.err.splitlines()[-1]
 
 
 def test_a_restart_waits_as_long_as_asked_and_can_be_stopped(tmp_path: Path) -> None:
     """--restart-delay waits between attempts; Ctrl-C ends the waiting."""
-    process = start("--max-restarts", "1", "--restart-delay", "10m", "--log-dir", tmp_path, script(tmp_path, "sys.exit(1)"))
+    process = start(
+        "--max-restarts", "1", "--restart-delay", "10m", "--log-dir", tmp_path, script(tmp_path, "sys.exit(1)")
+    )
     assert process.stderr is not None
     assert "starting again" in process.stderr.readline()
     process.send_signal(signal.SIGINT)

@@ -12,6 +12,8 @@ from worldsize.errors import WorldsizeError
 
 COMMANDS = {
     "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
+    "verify": ("worldsize.cli.verify", "Prove that a program resumes exactly, and trains alike on every layout."),
+    "checkpoint": ("worldsize.cli.checkpoint", "Look at checkpoints, verify them, import weights."),
 }
 """Name -> the module whose `command` it is, and its line in `worldsize --help`."""
 

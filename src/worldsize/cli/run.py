@@ -63,14 +63,21 @@ class _Run(click.Command):
             return args
         cut = words.index("--", 1)
         script, between, own = words[0], words[1:cut], words[cut + 1 :]
-        strange = self._words(ctx, between)
-        if strange or "--" in between:
+        strange = self._not_ours(ctx, between)
+        if strange:
             raise click.UsageError(
-                f"between the script and `--` may stand only options of `worldsize run`, not {strange[0]!r}: if the "
+                f"between the script and `--` may stand only options of `worldsize run`, not {strange!r}: if the "
                 f"`--` is the program's, write `worldsize run ... -- {script} ...`",
                 ctx,
             )
         return [*before, *between, "--", script, *own]
+
+    def _not_ours(self, ctx: click.Context, between: list[str]) -> str | None:
+        """The first word that is no option of ours."""
+        try:
+            return next(iter(self._words(ctx, between)), None)
+        except click.NoSuchOption as error:
+            return error.option_name
 
     def _words(self, ctx: click.Context, args: list[str]) -> list[str]:
         """What is left when the options at the front are taken."""
@@ -133,7 +140,8 @@ def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
     Raises:
         ConfigError: they contradict each other, or ask for what is not there.
     """
-    nodes, endpoint = _nodes(options["nnodes"]), _endpoint(options)
+    nodes = _nodes(options["nnodes"])
+    endpoint = _endpoint(options) if nodes > 1 else None
     if nodes > 1 and (options["standalone"] or endpoint is None):
         raise ConfigError(
             f"{nodes} nodes need an endpoint where they meet", do="give node 0's address: --rdzv-endpoint host:29400"
@@ -145,7 +153,7 @@ def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
         nproc=program.ranks(options["nproc_per_node"], env.read(), options["device"]),
         nodes=nodes,
         node=options["node_rank"],
-        endpoint=endpoint if nodes > 1 else None,
+        endpoint=endpoint,
         master_port=options["master_port"] if nodes == 1 and not options["standalone"] else None,
         run_id=options["rdzv_id"],
         options=_for_ranks(options),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import chain, count, tee
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from worldsize.data.sources import Positions, Source
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -152,7 +155,7 @@ class MapFeed:
     def looks(self, probes: list[Probe]) -> list[Seen]:
         """See `Feed`."""
         found = []
-        for result in self._run(probes):
+        for result in alive(self._run(probes)):
             if isinstance(result, Failed):
                 result.throw()
             assert isinstance(result, Seen)
@@ -170,7 +173,7 @@ class MapFeed:
         if self._torch is None:
             raise DataError("the loader is closed", do="make a new one")
         self._tasks.now = tasks
-        return alive(iter(self._torch))
+        yield from self._torch
 
     def _has_work(self) -> bool:
         """False where this rank never gets a micro-batch: the first step has as many as any."""
@@ -219,8 +222,11 @@ def torch_loader(dataset: Any, source: Source, workers: Workers, seed: int, samp
     )
 
 
-def alive(results: Iterator[Any]) -> Iterator[Any]:
-    """The results, with a plain word where a worker process died."""
+def alive(results: Iterator[T]) -> Iterator[T]:
+    """The results, with a plain word where a worker process died.
+
+    CAUTION: torch tells that from a signal handler, so anywhere in the main thread; hence around all of an iteration.
+    """
     while True:
         try:
             result = next(results)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from worldsize.data.feed import Feed, Loaded, MapFeed, Micro, Share, Terms, Workers
+from worldsize.data.feed import Feed, Loaded, MapFeed, Micro, Share, Terms, Workers, alive
 from worldsize.data.keys import key
 from worldsize.data.making import Count, Probe, Seen
 from worldsize.data.reading import ReadFeed
@@ -82,7 +82,7 @@ class Loader:
         DataError: the source cannot be served exactly (see `sources.adopt`), or its length is not the plan's.
     """
 
-    def __init__(  # noqa: PLR0913 - a loader is what all of these meet in
+    def __init__(
         self, source: Any, plan: BatchPlan, *, seed: int, rank: int, ranks: int, padding: Padding, comm: Comm,
         device: torch.device | None = None, count: Count | None = None, workers: int | None = None,
         pin: bool | None = None, shuffle: bool = True, dtype_of_floats: torch.dtype | None = None,
@@ -115,7 +115,7 @@ class Loader:
         self._look()
         begun = map(self._begin, self._feed.steps(first, stop))
         ahead = _one_ahead(begun) if self._side is not None or self._reduces else begun
-        return map(self._finish, ahead)
+        return alive(map(self._finish, ahead))
 
     def fingerprint(self) -> dict[str, Any]:
         """What the data is, in plain values: its length, a sample's types and shapes, a digest over a few samples.

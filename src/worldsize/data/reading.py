@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsize.data.batch import Piece, deal
-from worldsize.data.feed import Loaded, Micro, Terms, Workers, alive, torch_loader
+from worldsize.data.feed import Loaded, Micro, Terms, Workers, torch_loader
 from worldsize.data.kinds import Stream
 from worldsize.data.lanes import Lane, LaneReader, Place, Recipe, Record, Spot, lanes_of
 from worldsize.errors import DataError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from worldsize.runtime.comm import Comm
 
 _log = logging.getLogger(__name__)
+_READER = 0
+"""The rank that reads a dataset which cannot be read in parts."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class ReadFeed:
     def _to_read(self, lanes: list[Lane], slots: int) -> tuple[list[Lane], frozenset[int]]:
         """The lanes to read here and the slots to make."""
         if self._dealt:
-            return (lanes if self._comm.rank == 0 else []), frozenset(range(slots))
+            return (lanes if self._comm.rank == _READER else []), frozenset(range(slots))
         mine = frozenset(range(*self._slots[self._share.rank]))
         return [lane for lane in lanes if mine & {slot for slot, _ in lane.slots}], mine
 
@@ -105,14 +107,14 @@ class ReadFeed:
         for group in range(groups):
             lanes = self._lanes[group::groups]
             reader = LaneReader(self._recipe, lanes, self._wanted, place)
-            results = alive(iter(torch_loader(reader, self._source, how, self._recipe.seed))) if lanes else iter(())
+            results = iter(torch_loader(reader, self._source, how, self._recipe.seed)) if lanes else iter(())
             opened.append(_Peekable(self._shared(results) if self._dealt else results))
         return opened
 
     def _shared(self, results: Iterator[Record]) -> Iterator[Record]:
         """The first rank's records, on every rank."""
         while True:
-            yield self._comm.broadcast(next(results, None))  # type: ignore[misc]
+            yield self._comm.broadcast(next(results, None), _READER)  # type: ignore[misc]
 
     def _next(self, records: list[_Peekable], epoch: int) -> _Step:
         found = [record for each in records if (record := each.take(epoch)) is not None]

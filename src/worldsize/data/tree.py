@@ -35,8 +35,12 @@ def move(value: Any, device: torch.device, floats: torch.dtype | None = None) ->
 
 
 def pinned(value: Any) -> Any:
-    """The value with every tensor in page-locked memory."""
-    return _rebuilt(value, "pin_memory", lambda leaf: leaf.pin_memory(), lambda leaf: leaf.pin_memory())
+    """The value with every tensor of the host in page-locked memory; those on a device already stay there."""
+
+    def tensor(leaf: Tensor) -> Tensor:
+        return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
+
+    return _rebuilt(value, "pin_memory", tensor, lambda leaf: leaf.pin_memory())
 
 
 def digest(value: Any) -> str:

@@ -63,7 +63,7 @@ class _Stopped(Exception):  # noqa: N818 - a request, not an error
 class _Supervisor:
     def __init__(self, loop: Loop, console: Sink, plan: Plan, log_dir: Path) -> None:
         self._loop, self._console, self._plan, self._log_dir = loop, console, plan, log_dir
-        self._attempt: Attempt | None = None
+        self._running: tuple[Attempt, Meeting] | None = None
 
     def run(self) -> Iterator[Verdict]:
         """Every attempt's verdict; only the last is final."""
@@ -81,7 +81,7 @@ class _Supervisor:
             folder = self._log_dir / ATTEMPTS / str(share.folder)
             folder.mkdir(parents=True, exist_ok=True)
             attempt = Attempt(self._loop, self._console, self._plan, share, folder)
-            meeting.watch(attempt.end)
+            meeting.watch(attempt.end, attempt.signal_elsewhere)
             report = self._serve(attempt, meeting)
             verdict = meeting.settle(report)
             yield verdict
@@ -90,17 +90,19 @@ class _Supervisor:
                 self._wait(self._plan.restart_delay)
 
     def _serve(self, attempt: Attempt, meeting: Meeting) -> Report:
-        self._attempt = attempt
+        self._running = attempt, meeting
         try:
             return attempt.run(meeting.failed)
         finally:
-            self._attempt = None
+            self._running = None
 
     def _signal(self, number: int) -> None:
-        """To the ranks while there are any; else it ends the waiting."""
-        if self._attempt is None:
+        """To the ranks of all nodes while there are any here; else it ends the waiting."""
+        if self._running is None:
             raise _Stopped(number)
-        self._attempt.signal(number)
+        attempt, meeting = self._running
+        attempt.signal(number)
+        meeting.signalled(number)
 
     def _meeting(self) -> Meeting:
         if self._plan.nodes == 1:

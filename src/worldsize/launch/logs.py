@@ -60,6 +60,7 @@ class Terminal:
     """The standard streams, written without ever stopping the loop: a paused terminal must not hide a dead rank."""
 
     def __init__(self, loop: Loop) -> None:
+        _fill_standard_streams()
         self._loop = loop
         self._queues: dict[int, deque[bytes]] = {OUT: deque(), ERR: deque()}
         self._closed: set[int] = set()
@@ -124,6 +125,15 @@ class Terminal:
         poll = select.poll()
         poll.register(stream, select.POLLOUT)
         return bool(poll.poll(0))
+
+
+def _fill_standard_streams() -> None:
+    """Where a daemon closed them, the next pipe would take their numbers, and get what is meant for the console."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 - its only form
 
 
 class Printed:

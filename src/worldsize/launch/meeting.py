@@ -26,8 +26,12 @@ class Meeting(Protocol):
         """This node's place in the next attempt. Waits for the other nodes."""
         ...
 
-    def watch(self, end: Callable[[], None]) -> None:
-        """From now on call `end` when another node has failed."""
+    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
+        """From now on call `end` when another node has failed, and `signalled` when it was sent a signal."""
+        ...
+
+    def signalled(self, number: int) -> None:
+        """Tell the other nodes that this one was sent a signal: it is meant for all ranks."""
         ...
 
     def failed(self) -> None:
@@ -68,8 +72,11 @@ class Alone:
             run_id=self._run_id,
         )
 
-    def watch(self, end: Callable[[], None]) -> None:
+    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
         """Nobody else can fail."""
+
+    def signalled(self, number: int) -> None:
+        """Nobody to tell."""
 
     def failed(self) -> None:
         """Nobody to tell."""

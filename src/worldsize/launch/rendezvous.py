@@ -134,28 +134,37 @@ class _Member:
     report: Report | None = None
 
 
-class _Stop:
-    """Remembers that the attempt must end, until somebody can end it."""
+class _News:
+    """What other nodes say of the attempt, kept until somebody listens."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._end: Callable[[], None] | None = None
+        self.failed = False
+        self._numbers: list[int] = []
+        self._listener: tuple[Callable[[], None], Callable[[int], None]] | None = None
 
-    def watch(self, end: Callable[[], None]) -> None:
-        """From now on call `end`; at once, where it was asked already."""
-        self._end = end
-        if self.asked:
+    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
+        """From now on call these; at once, for what was said already."""
+        self._listener = end, signalled
+        for number in self._numbers:
+            signalled(number)
+        if self.failed:
             end()
 
-    def ask(self) -> None:
-        """End the attempt."""
-        self.asked = True
-        if self._end:
-            self._end()
+    def failure(self) -> None:
+        """Another node has failed."""
+        self.failed = True
+        if self._listener:
+            self._listener[0]()
+
+    def signal(self, number: int) -> None:
+        """Another node was sent a signal."""
+        self._numbers.append(number)
+        if self._listener:
+            self._listener[1](number)
 
     def forget(self) -> None:
         """A new attempt begins."""
-        self.asked, self._end = False, None
+        self.failed, self._numbers, self._listener = False, [], None
 
 
 class Host:
@@ -170,7 +179,7 @@ class Host:
         self._members: dict[int, _Member] = {}
         self._strangers: set[Channel] = set()
         self._lost: list[Failure] = []
-        self._stop = _Stop()
+        self._news = _News()
         self._port: socket.socket | None = None
         server.settimeout(0)
         loop.watch(server.fileno(), self._accept)
@@ -182,7 +191,7 @@ class Host:
             LaunchError: not all came in time.
         """
         self._wait_for_all()
-        self._stop.forget()
+        self._news.forget()
         self._port = ports.reserve()
         folder, counts = next_folder(self._log_dir), self._counts()
         shares = [self._share(node, folder, counts) for node in range(self._plan.nodes)]
@@ -191,9 +200,13 @@ class Host:
             member.channel.send("start", share=asdict(shares[node]))
         return shares[0]
 
-    def watch(self, end: Callable[[], None]) -> None:
-        """From now on call `end` when another node has failed."""
-        self._stop.watch(end)
+    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
+        """From now on call these when another node has failed, or was sent a signal."""
+        self._news.watch(end, signalled)
+
+    def signalled(self, number: int) -> None:
+        """Pass it on to the other nodes."""
+        self._pass_on(number)
 
     def failed(self) -> None:
         """End the ranks of all nodes."""
@@ -203,7 +216,7 @@ class Host:
     def settle(self, report: Report) -> Verdict:
         """Wait until every node has said how it ended, decide, and tell them."""
         overdue = None
-        if self._stop.asked or report.failures:
+        if self._news.failed or report.failures:
             overdue = self._loop.later(self._plan.peer_grace + _SILENT_S, self._give_up)
         self._loop.run(lambda: all(member.report for member in self._members.values()))
         if overdue:
@@ -307,13 +320,22 @@ class Host:
     # --- what they say
 
     def _said(self, node: int, member: _Member, message: Message) -> None:
-        if message["kind"] == "failed":
-            self._stop_all()
-        elif message["kind"] == "ended":
-            try:
+        kind = message["kind"]
+        try:
+            if kind == "failed":
+                self._stop_all()
+            elif kind == "signal":
+                self._pass_on(int(message["number"]), source=member)
+                self._news.signal(int(message["number"]))
+            elif kind == "ended":
                 member.report = Report.from_json(message["report"])
-            except (KeyError, TypeError):
-                self._member_lost(node, member)
+        except (KeyError, TypeError, ValueError):
+            self._member_lost(node, member)
+
+    def _pass_on(self, number: int, source: _Member | None = None) -> None:
+        for member in self._members.values():
+            if member is not source:
+                member.channel.send("signal", number=number)
 
     def _member_lost(self, node: int, member: _Member) -> None:
         if member.report is None:
@@ -335,7 +357,7 @@ class Host:
 
     def _stop_all(self) -> None:
         self.failed()
-        self._stop.ask()
+        self._news.failure()
 
 
 class Guest:
@@ -352,7 +374,7 @@ class Guest:
         self._share: Share | None = None
         self._verdict: Verdict | None = None
         self._gone = False
-        self._stop = _Stop()
+        self._news = _News()
 
     def begin(self) -> Share:
         """Wait for node 0 to start the attempt.
@@ -369,9 +391,14 @@ class Guest:
         assert self._share is not None
         return self._share
 
-    def watch(self, end: Callable[[], None]) -> None:
-        """From now on call `end` when another node has failed."""
-        self._stop.watch(end)
+    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
+        """From now on call these when another node has failed, or was sent a signal."""
+        self._news.watch(end, signalled)
+
+    def signalled(self, number: int) -> None:
+        """Tell node 0."""
+        if self._channel:
+            self._channel.send("signal", number=number)
 
     def failed(self) -> None:
         """Tell node 0."""
@@ -383,7 +410,7 @@ class Guest:
         if self._channel:
             self._channel.send("ended", report=report.to_json())
         self._loop.run(lambda: self._verdict is not None or self._gone)
-        self._stop.forget()
+        self._news.forget()
         if self._verdict is not None:
             return self._verdict
         gone = Failure(
@@ -417,7 +444,9 @@ class Guest:
         if message["kind"] == "start":
             self._share = Share(**message["share"])
         elif message["kind"] == "stop":
-            self._stop.ask()
+            self._news.failure()
+        elif message["kind"] == "signal":
+            self._news.signal(int(message["number"]))
         elif message["kind"] == "verdict":
             self._verdict = Verdict.from_json(message["verdict"])
         elif message["kind"] == "refused":
@@ -434,7 +463,7 @@ class Guest:
                 found=f"after {time.monotonic() - self._began:.0f} s",
                 do="look at the output of node 0; see whether something else than `worldsize run` listens there",
             )
-        self._stop.ask()
+        self._news.failure()
 
     def _too_late(self) -> None:
         raise LaunchError(

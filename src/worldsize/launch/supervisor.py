@@ -66,6 +66,7 @@ class Attempt:
         self._stopped: int | None = None
         self._forwarded: set[int] = set()
         self._overdue = False
+        self._interrupted = False
         self._killed = False
 
     def run(self, failed: Callable[[], None]) -> Report:
@@ -97,9 +98,18 @@ class Attempt:
 
     def signal(self, number: int) -> None:
         """Pass a signal on. One that asks for the end starts the grace; a second SIGINT kills at once."""
-        if number == signal.SIGINT and number in self._forwarded:
+        if number == signal.SIGINT and self._interrupted:
             self._forwarded.add(signal.SIGKILL)
             self._kill()
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        self._pass_on(number)
+
+    def signal_elsewhere(self, number: int) -> None:
+        """Pass on what the supervisor of another node was sent; once, as a scheduler may send it to all of them."""
+        if number not in self._forwarded:
+            self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
         self._forwarded.add(number)
         if number in STOPS and self._stopped is None:
             self._stopped = number

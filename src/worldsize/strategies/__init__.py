@@ -3,7 +3,7 @@
 | name | what is where | idle ranks |
 |---|---|---|
 | single | everything in one process | cannot be |
-| ddp | a whole model on each rank; gradients are summed (torch DistributedDataParallel) | need one forward and backward a step |
+| ddp | a whole model on each rank; gradients summed (torch DistributedDataParallel) | need one forward and backward a step |
 | fsdp | parameters, gradients and optimizer state in shards (torch FSDP2, `fully_shard`) | need as many as the busiest rank |
 
 A strategy changes neither class, attributes nor parameter names of the user's model: what a checkpoint holds is the bare

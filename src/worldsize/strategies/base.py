@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
 from worldsize.errors import ConfigError, StepError
 
 if TYPE_CHECKING:
@@ -62,7 +60,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, known in (("init", ("here", "meta")), ("unused_parameters", ("error", "allow"))):
             if getattr(self, name) not in known:
-                raise ConfigError(f"strategy option {name}", found=repr(getattr(self, name)), do=f"choose one of {known}")
+                raise ConfigError(
+                    f"strategy option {name}", found=repr(getattr(self, name)), do=f"choose one of {known}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

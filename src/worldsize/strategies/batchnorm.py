@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from worldsize.errors import LayoutError
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     from worldsize.strategies.base import Strategy
 
@@ -33,8 +33,8 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy) -> None:
-        self._layers = [layer for layer in model.modules() if _tracks(layer)]
-        self._strategy = strategy
+        self._model, self._strategy = model, strategy
+        self._layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and _tracks(layer)]
         self._before: list[Tensor] = []
 
     def refuse_synchronised(self, *, accumulating: bool) -> None:
@@ -43,7 +43,7 @@ class RunningStatistics:
         Raises:
             LayoutError: it is used with more than one micro-batch a rank, where no layout equals another.
         """
-        if accumulating and any(isinstance(layer, nn.SyncBatchNorm) for layer in self._layers):
+        if accumulating and any(isinstance(layer, nn.SyncBatchNorm) for layer in self._model.modules()):
             raise LayoutError(
                 "SyncBatchNorm normalises over the ranks' simultaneous micro-batches: with accumulation the result "
                 "depends on the number of ranks",
@@ -56,12 +56,18 @@ class RunningStatistics:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """A forward pass in this block leaves no trace in the statistics."""
-        before = self._copies()
-        yield
-        now = [value for layer in self._layers for value in _values(layer)]
-        for value, old in zip(now, before, strict=True):
-            value.copy_(old)
+        """A forward pass in this block leaves no trace in the model's buffers, running statistics among them."""
+        before = [
+            (module, name, value, value.clone())
+            for module in self._model.modules()
+            for name, value in module._buffers.items()  # noqa: SLF001 - a pass may put another tensor in its place
+            if value is not None
+        ]
+        try:
+            yield
+        finally:
+            for module, name, value, old in before:
+                module._buffers[name] = value.copy_(old)  # noqa: SLF001
 
     def compose(self) -> None:
         """Give every rank the values after all ranks' micro-batches, in their order. Collective."""
@@ -106,8 +112,9 @@ def _compose_layer(old: Tensor, ranks: list[Tensor], momentum: float | None) -> 
     return torch.cat([value, count.view(1)])
 
 
-def _tracks(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None  # noqa: SLF001
+def _tracks(layer: _BatchNorm) -> bool:
+    """SyncBatchNorm's are equal on all ranks already."""
+    return layer.running_mean is not None and not isinstance(layer, nn.SyncBatchNorm)
 
 
 def _values(layer: _BatchNorm) -> list[Tensor]:

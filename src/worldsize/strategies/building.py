@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsize.errors import ConfigError, LayoutError
@@ -64,8 +64,7 @@ def begin(
     if not any(value.is_meta for value in model.parameters()):
         raise ConfigError("init='meta' builds the model itself", do="give run.model its class or a function")
     _refuse_attributes(model)
-    _refuse_lost(model, written.log)
-    return model, _Filler(model, seed, precision, device).fill
+    return model, _Filler(model, _owners(model, written.log), seed, precision, device).fill
 
 
 def whole(build: Callable[[], nn.Module], options: Options, precision: Precision, device: torch.device) -> nn.Module:
@@ -81,7 +80,9 @@ def _filled(_module: nn.Module) -> None:
 
 def _refuse_lazy(model: nn.Module) -> None:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    lazy = [name for name, value in tensors.items() if isinstance(value, UninitializedTensorMixin)]
+    lazy = [
+        name for name, value in tensors.items() if isinstance(value, UninitializedBuffer | UninitializedParameter)
+    ]
     if lazy:
         raise LayoutError(
             "lazy modules have no shapes yet, and cannot be laid over ranks",
@@ -93,8 +94,10 @@ def _refuse_lazy(model: nn.Module) -> None:
 class _Filler:
     """Gives memory and values to modules of one meta model, each once."""
 
-    def __init__(self, model: nn.Module, seed: int, precision: Precision, device: torch.device) -> None:
-        self._paths = {module: path for path, module in model.named_modules()}
+    def __init__(
+        self, model: nn.Module, owners: dict[Tensor, nn.Module], seed: int, precision: Precision, device: torch.device
+    ) -> None:
+        self._owners, self._paths = owners, {module: path for path, module in model.named_modules()}
         self._seed, self._dtype, self._device = seed, precision.parameters, device
         self._real: dict[Tensor, Tensor] = {}
         self._done: set[nn.Module] = set()
@@ -107,7 +110,12 @@ class _Filler:
                 self._initialise(module)
 
     def _initialise(self, module: nn.Module) -> None:
-        kept = {new: new.detach().clone() for new in map(self._real.get, _own(module).values()) if new is not None}
+        shared = [
+            self._real[value]
+            for value in _own(module).values()
+            if value in self._real and self._owners.get(value) is not module
+        ]
+        kept = {value: value.detach().clone() for value in shared}
         fresh = self._make_room(module)
         reset = _reset_of(module)
         if reset is None:
@@ -128,7 +136,9 @@ class _Filler:
                 value.copy_(before)
         left = [name for name in fresh if _untouched(_own(module)[name])]
         if left:
-            raise LayoutError("reset_parameters leaves something unset", found=self._named(module, left), do=_OWN_INIT)
+            raise LayoutError(
+                "reset_parameters leaves something unset", found=self._named(module, left), do=_OWN_INIT
+            )
         for value in _own(module).values():
             if value.is_floating_point() and value.dtype is not self._dtype and not hasattr(value, "device_mesh"):
                 value.data = value.data.to(self._dtype)
@@ -160,7 +170,7 @@ class _Writes(TorchDispatchMode):
     """Notes what is written into which storage, with its numbers: `normal_(0, 0.02)`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log: dict[int, list[str]] = defaultdict(list)
 
     def __torch_dispatch__(
@@ -173,26 +183,49 @@ class _Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _refuse_lost(model: nn.Module, built: Mapping[int, list[str]]) -> None:
-    """The last that the constructor wrote into each tensor must be what filling will write."""
-    with _Writes() as rehearsed, torch.random.fork_rng(devices=[]):
-        for module in _children_first(model):
-            reset = _reset_of(module)
-            if reset is not None:
-                reset()
-    lost = []
-    for name, value in model.named_parameters():
-        if value.is_meta:
-            again = rehearsed.log[_storage(value)]
-            before = built.get(_storage(value), [])
-            if before[len(before) - len(again) :] != again and before:
-                lost.append(name)
+def _owners(model: nn.Module, built: Mapping[int, list[str]]) -> dict[Tensor, nn.Module]:
+    """Which module initialises each parameter: of those that share it, the one that did so in the constructor.
+
+    Raises:
+        LayoutError: the last that the constructor wrote into a parameter is not what any of them would write.
+    """
+    rehearsed = {module: _rehearse(module) for module in _children_first(model)}
+    found: dict[Tensor, nn.Module] = {}
+    for value, sharing in _sharing(model).items():
+        before = built.get(_storage(value), [])
+        for owner in sharing:
+            others = sharing.keys() - {owner}
+            again = [
+                write for module, log in rehearsed.items() if module not in others for write in log[_storage(value)]
+            ]
+            if value not in found and (not before or before[-len(again) :] == again):
+                found[value] = owner
+    lost = [name for name, value in model.named_parameters() if value.is_meta and value not in found]
     if lost:
         raise LayoutError(
-            "the constructor initialises parameters outside of their module's reset_parameters, which init='meta' cannot repeat",
+            "init='meta' cannot repeat what the constructor writes outside of reset_parameters",
             found=brief(lost),
             do="override reset_parameters where they live, or build with init='here'",
         )
+    return found
+
+
+def _rehearse(module: nn.Module) -> dict[int, list[str]]:
+    with _Writes() as writes, torch.random.fork_rng(devices=[]):
+        reset = _reset_of(module)
+        if reset is not None:
+            reset()
+    return writes.log
+
+
+def _sharing(model: nn.Module) -> dict[Tensor, dict[nn.Module, None]]:
+    """The modules of each meta parameter, in the order of filling."""
+    found: dict[Tensor, dict[nn.Module, None]] = defaultdict(dict)
+    for module in _children_first(model):
+        for value in _own(module).values():
+            if value.is_meta and isinstance(value, nn.Parameter):
+                found[value][module] = None
+    return found
 
 
 def _refuse_attributes(model: nn.Module) -> None:
@@ -222,7 +255,7 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
-    """torch's own attention and transformers hide theirs behind an underscore."""
+    """Torch's own attention and transformers hide theirs behind an underscore."""
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     return reset if callable(reset) else None
 
@@ -231,7 +264,7 @@ def _blank(value: Tensor, device: torch.device) -> Tensor:
     data = torch.empty_like(value, device=device, requires_grad=False)
     if data.is_floating_point():
         return data.fill_(torch.nan)
-    data.view(torch.uint8).fill_(_BYTE)
+    data.reshape(-1).view(torch.uint8).fill_(_BYTE)
     return data
 
 
@@ -240,7 +273,7 @@ def _untouched(value: Tensor) -> bool:
         return True
     if value.is_floating_point():
         return bool(value.detach().isnan().any())
-    return value.numel() > 0 and bool((value.detach().contiguous().view(torch.uint8) == _BYTE).all())
+    return value.numel() > 0 and bool((value.detach().reshape(-1).view(torch.uint8) == _BYTE).all())
 
 
 def _storage(value: Tensor) -> int:

@@ -6,9 +6,10 @@ SC 2020 (stage 3).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -18,24 +19,26 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from worldsize.errors import ConfigError
-from worldsize.strategies.base import Options, Padding, Setting, materialise
-from worldsize.strategies.ddp import DDP
+from worldsize.errors import ConfigError, LayoutError, StepError
+from worldsize.strategies import building
+from worldsize.strategies.base import Options, Padding, Setting, brief
+from worldsize.strategies.outputs import tensors
+from worldsize.strategies.ranked import Ranked
 from worldsize.strategies.routing import methods, route
 from worldsize.strategies.transform import chosen, compile_in_place, recompute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
+    from torch import Tensor
+
+    from worldsize.runtime.comm import Comm
 
 
-class FSDP(DDP):
-    """Every parameter in equal shards over all ranks.
-
-    Shares the small collectives with DDP: both lie over the same ranks.
-    """
+class FSDP(Ranked):
+    """Every parameter in equal shards over all ranks."""
 
     name = "fsdp"
     padding: ClassVar[Padding] = "equal"
@@ -43,47 +46,70 @@ class FSDP(DDP):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._mesh: DeviceMesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("data",))
+        self._entries: dict[nn.Module, _Entry] = {}
 
-    def place(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
+    def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
         """The model in shards: each repeated block is one unit, what is left another.
 
         Order: recomputation first (a unit is gathered again for it), then shards from the inside out, then
         compilation, so that gathering stays outside of the compiled regions.
         """
-        model = materialise(build, self.setting.precision, torch.device("cpu") if options.offload else self.device)
-        extra, kind = methods(type(model)), type(model)
+        home = torch.device("cpu") if options.offload else self.device
+        model, fill = building.begin(build, options, self.setting.precision, home)
+        _refuse_scalars(model)
+        if options.init == "here":
+            self.refuse_differences(model)
+        extra = methods(type(model))
         recompute(model, options)
-        shard = {"mesh": self._mesh, "mp_policy": self._mixed(), "offload_policy": self._offload(options)}
-        for unit in chosen(model, options.wrap):
-            fully_shard(unit, reshard_after_forward=options.reshard, **shard)
-        fully_shard(model, **shard)
+        units = self._shard(model, fill, options)
         compile_in_place(model, options)
-        for name in extra:
-            setattr(model, _inner(name), getattr(kind, name).__get__(model))
-            register_fsdp_forward_method(model, _inner(name))
-        return route(model, _Door(model), self.setting.precision, self.device) if extra else self._route_call(model)
+        self._entries[model] = entry = _Entry(model, extra, units=units)
+        if options.unused_parameters == "allow":
+            entry.used = _Used(model)
+        return route(model, entry, self.setting.precision, self.device)
 
     def exchange(self, model: nn.Module, *, last: bool) -> None:
         """Gradients are reduced to their shards in the backward pass of the last micro-batch only."""
-        assert isinstance(model, FSDPModule)
-        model.set_is_last_backward(last)
-        model.set_requires_gradient_sync(last)
+        super().exchange(model, last=last)
+        self.stand_by(model, last=last)
 
     def stand_by(self, model: nn.Module, *, last: bool) -> None:
         """As in its own turn: gradients that were not reduced would be kept inside, out of reach of zero_grad."""
-        self.exchange(model, last=last)
+        self._entries[model].begin(last=last)
+
+    def sent(self, model: nn.Module) -> None:
+        """Notes whether the backward pass went through the model."""
+        self._entries[model].sent()
 
     def check_gradients(self, model: nn.Module) -> list[str]:
-        """Shards without gradient harm nobody."""
-        del model
+        """A rank without some gradient would take part in other reductions than the others."""
+        entry = self._entries[model]
+        entry.refuse_unreduced()
+        if entry.used is None:
+            return self.without_gradient(model)
+        entry.used.drop_zeros(self.setting.session.comm)
         return []
 
     def layout(self) -> dict[str, Any]:
         """The mesh is a line of all ranks."""
         return {**super().layout(), "mesh": {"data": self.ranks}}
 
-    def _route_call(self, model: nn.Module) -> nn.Module:
-        return route(model, None, self.setting.precision, self.device)
+    def _shard(self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options) -> int:
+        """Fill and shard from the inside out. Returns in how many units with parameters the model lies."""
+        common: dict[str, Any] = {"mesh": self._mesh, "offload_policy": self._offload(options)}
+        units = _whole_ties(model, chosen(model, options.wrap))
+        if self.setting.precision.autocast is not None:
+            # Batch normalisation keeps its statistics in float32 and wants its weights in the same.
+            norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module is not model]
+            for norm in norms:
+                fill(norm)
+                fully_shard(norm, mp_policy=MixedPrecisionPolicy(), **common)
+        for unit in [unit for unit in units if not isinstance(unit, FSDPModule)]:
+            fill(unit)
+            fully_shard(unit, reshard_after_forward=options.reshard, mp_policy=self._mixed(), **common)
+        fill(model)
+        fully_shard(model, mp_policy=self._mixed(), **common)
+        return sum(isinstance(module, FSDPModule) and bool(_managed(module)) for module in model.modules())
 
     def _mixed(self) -> MixedPrecisionPolicy:
         low = self.setting.precision.autocast
@@ -93,21 +119,150 @@ class FSDP(DDP):
         if not options.offload:
             return OffloadPolicy()
         if self.device.type != "cuda":
-            raise ConfigError("offload=True keeps shards in host memory", found="they are there already", do="drop it")
+            raise ConfigError(
+                "offload=True keeps shards in host memory", found="they are there already", do="drop it"
+            )
         return CPUOffloadPolicy()
 
 
-class _Door:
-    """The way into any public method of a sharded model: the call itself gathers by its own hooks."""
+class _Entry:
+    """The way into one sharded model: the call gathers by its own hooks, other methods by ones made here."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, extra: list[str], *, units: int) -> None:
+        self._model: Any = model
+        self._units, self.used = units, cast("_Used | None", None)
+        self._trained = any(value.requires_grad for value in model.parameters())
+        self._last = self._flowed = self._earlier = self._second = False
+        for name in extra:
+            setattr(model, _inner(name), getattr(type(model), name).__get__(model))
+            register_fsdp_forward_method(model, _inner(name))
+        self._call: Callable[..., Any] = type(model).__call__
 
     def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "__call__":
-            return type(self._model).__mro__[1].__call__(self._model, *args, **kwargs)
-        return getattr(self._model, _inner(method))(*args, **kwargs)
+        if method in ("__call__", "forward"):
+            output = self._call(self._model, *args, **kwargs)
+        else:
+            output = getattr(self._model, _inner(method))(*args, **kwargs)
+        if torch.is_grad_enabled():
+            self._watch(output)
+        else:
+            # Whole parameters that stay after a pass without backward would hide a later change of the shards.
+            self._model.reshard()
+        return output
+
+    def begin(self, *, last: bool) -> None:
+        """A micro-batch begins."""
+        self._model.set_is_last_backward(last)
+        self._model.set_requires_gradient_sync(last)
+        self._last, self._flowed = last, False
+
+    def sent(self) -> None:
+        """A backward pass has ended."""
+        if self._second:
+            self._second = False
+            self._model.set_reshard_after_backward(reshard_after_backward=True)
+            self._model.reshard()
+        self._earlier = (self._earlier or self._flowed) and not (self._last and self._flowed)
+
+    def refuse_unreduced(self) -> None:
+        """Raises StepError where earlier micro-batches left gradients that the last one did not reduce."""
+        if self._earlier:
+            self._earlier = False
+            raise StepError(
+                "the last micro-batch's backward pass did not reach the model, so that its gradients were not exchanged",
+                do="let every micro-batch's loss depend on the model's output, with weight 0 where it shall not count",
+            )
+
+    def _watch(self, output: Any) -> None:
+        if self.used is not None:
+            self.used.watch()
+        for value in tensors(output):
+            if value.requires_grad:
+                value.register_hook(self._passing)
+
+    def _passing(self, grad: Tensor) -> None:
+        del grad
+        self._flowed = True
+        if not torch.is_grad_enabled() or not self._trained:
+            return
+        # The graph of a first derivative is being made: its saved weights must live until the second one is done.
+        self._second = True
+        self._model.set_reshard_after_backward(reshard_after_backward=False)
+        if self._units > 1:
+            raise LayoutError(
+                f"a second derivative through a model that fsdp holds in {self._units} units would be lost, partly in silence",
+                do="run.model(..., wrap=()) makes it one unit; or use strategy='ddp' for this model",
+            )
 
 
 def _inner(name: str) -> str:
     return f"_sharded_{name}"
+
+
+def _whole_ties(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+    """Leave out units that share a parameter with what is outside of them: sharding one side would cut the tie."""
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for value in module._parameters.values():  # noqa: SLF001 - the public lists name a shared one once
+            if value is not None:
+                owners.setdefault(value, set()).add(module)
+    tied = [modules for modules in owners.values() if len(modules) > 1]
+    return [unit for unit in units if not any(_cuts(set(unit.modules()), modules) for modules in tied)]
+
+
+def _cuts(inside: set[nn.Module], owners: set[nn.Module]) -> bool:
+    return bool(owners & inside) and not owners <= inside
+
+
+def _managed(unit: nn.Module) -> list[Any]:
+    groups = fully_shard.state(unit)._fsdp_param_groups  # type: ignore[attr-defined] # noqa: SLF001
+    return [value for group in groups for value in group.fsdp_params]
+
+
+def _refuse_scalars(model: nn.Module) -> None:
+    scalars = [name for name, value in model.named_parameters() if value.dim() == 0]
+    if scalars:
+        raise LayoutError(
+            "fsdp shards parameters along their first dimension, and some have none",
+            found=brief(scalars),
+            do="give them the shape (1,), or use strategy='ddp' for this model",
+        )
+
+
+class _Used:
+    """Which parameters of a model got gradients, on any rank.
+
+    Ranks that use different parameters would reduce different ones: here missing gradients take part as zeros. What
+    no rank used ends without gradient, so that optimizers leave it alone, as in one process.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        assert isinstance(model, FSDPModule)
+        if not hasattr(model, "set_reduce_scatter_unused_params"):
+            raise ConfigError(
+                "unused_parameters='allow' under fsdp needs a newer torch",
+                found=torch.__version__,
+                do="use strategy='ddp' for this model",
+            )
+        model.set_reduce_scatter_unused_params(reduce_scatter_unused_params=True)
+        self._all = [
+            value for module in model.modules() if isinstance(module, FSDPModule) for value in _managed(module)
+        ]
+        self._waiting, self._seen = set(range(len(self._all))), set[int]()
+
+    def watch(self) -> None:
+        """Before a backward pass: whole parameters exist from their first gathering on."""
+        for index in list(self._waiting):
+            whole = getattr(self._all[index], "_unsharded_param", None)
+            if whole is not None:
+                self._waiting.remove(index)
+                if whole.requires_grad:
+                    whole.register_post_accumulate_grad_hook(lambda _, index=index: self._seen.add(index))
+
+    def drop_zeros(self, comm: Comm) -> None:
+        """After the last backward pass. Collective."""
+        used = comm.max([float(index in self._seen) for index in range(len(self._all))])
+        self._seen.clear()
+        for value, anywhere in zip(self._all, used, strict=True):
+            if not anywhere:
+                value.sharded_param.grad = None

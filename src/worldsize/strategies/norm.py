@@ -22,8 +22,8 @@ def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def norm(grads: Sequence[Tensor]) -> Tensor:
-    """The 2-norm over all gradients together, a 0-dim tensor on their device; collective where they are sharded.
+def norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The 2-norm over all gradients together, a 0-dim tensor on `device`, where they are; collective where they are sharded.
 
     Gradients on different meshes are reduced mesh by mesh and then combined.
     """
@@ -32,7 +32,7 @@ def norm(grads: Sequence[Tensor]) -> Tensor:
         groups[grad.device_mesh if isinstance(grad, DTensor) else None].append(grad)
     parts = [_whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
     if not parts:
-        return torch.zeros(())
+        return torch.zeros((), device=device)
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
@@ -46,7 +46,7 @@ def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:
         by_device[grad.device, grad.dtype].append(grad)
     for (device, dtype), group in by_device.items():
         by = factor.to(device=device, dtype=dtype) if isinstance(factor, torch.Tensor) else factor
-        torch._foreach_mul_(group, by)  # noqa: SLF001 - the public clip uses it too
+        torch._foreach_mul_(group, by)
 
 
 def _whole(total: Tensor) -> Tensor:

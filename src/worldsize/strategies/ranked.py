@@ -54,7 +54,9 @@ class Ranked(Strategy):
 
 
 def _digests(model: nn.Module) -> dict[str, str]:
-    return {name: _digest(value.detach()) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    return {
+        name: _digest(value.detach()) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)
+    }
 
 
 def _digest(value: Tensor) -> str:

@@ -1,8 +1,8 @@
 """Room: the user's model stays the user's, and every way into it goes through the strategy.
 
 A wrapper such as DistributedDataParallel sees only calls of itself: `model.encode(x)` on the bare model would leave
-ranks with different gradients, silently. Here the model gets a subclass of its own class in which the call, and every
-public method that is given tensors, enters through the strategy first. Names, attributes and `isinstance` are kept.
+ranks with different gradients, silently. Here the model gets a subclass of its own class in which the call, `forward`,
+and every public method that is given tensors, enter through the strategy first. Names, attributes and `isinstance` are kept.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_any, tree_map
+from torch.utils._pytree import tree_any
+
+from worldsize.strategies.outputs import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from worldsize.strategies.precision import Precision
 
@@ -36,36 +40,33 @@ class Door:
         self._entry, self._device = entry, device
         self._dtype = precision.autocast
         self.inside = False
-        self.entered = 0
-        """How many calls went through since the counter was last reset."""
 
     def call(self, original: Callable[..., Any], method: str, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run one method of the model through the door."""
         self.inside = True
-        self.entered += 1
-        through = self._entry if self._entry is not None and torch.is_grad_enabled() else None
-        inner = functools.partial(through, method) if through else functools.partial(original, model)
+        inner = functools.partial(self._entry, method) if self._entry else functools.partial(original, model)
         try:
             if self._dtype is None:
                 return inner(*args, **kwargs)
             with torch.autocast(self._device.type, self._dtype):
                 result = inner(*args, **kwargs)
-            return tree_map(self._widen, result)
+            return mapped(self._widen, result)
         finally:
             self.inside = False
 
-    def _widen(self, value: Any) -> Any:
+    def _widen(self, value: Tensor) -> Tensor:
         # Losses are computed outside: in 8 bits of mantissa a mean over many tokens would lose the small ones.
-        return value.float() if isinstance(value, torch.Tensor) and value.dtype is self._dtype else value
+        return value.float() if value.dtype is self._dtype else value
 
 
 def route(model: nn.Module, entry: Entry | None, precision: Precision, device: torch.device) -> nn.Module:
-    """Give the model its door. Without an entry and without autocast there is nothing to pass: the model is returned as it is."""
+    """Give the model its door. Without entry and autocast there is nothing to pass: the model is returned as it is."""
     if entry is None and precision.autocast is None:
         return model
     door, kind = Door(entry, precision, device), type(model)
     members: dict[str, Any] = {name: _method(door, model, kind, name) for name in methods(kind)}
-    members["__call__"] = _method(door, model, kind, "__call__", always=True)
+    for name in ("__call__", "forward"):
+        members[name] = _method(door, model, kind, name, always=True)
     members["__module__"], members["__qualname__"] = kind.__module__, kind.__qualname__
     model.__class__ = type(kind.__name__, (kind,), members)
     return model
@@ -83,7 +84,9 @@ def methods(kind: type[nn.Module]) -> list[str]:
     return sorted(names)
 
 
-def _method(door: Door, model: nn.Module, kind: type[nn.Module], name: str, *, always: bool = False) -> Callable[..., Any]:
+def _method(
+    door: Door, model: nn.Module, kind: type[nn.Module], name: str, *, always: bool = False
+) -> Callable[..., Any]:
     original = getattr(kind, name)
 
     @functools.wraps(original)

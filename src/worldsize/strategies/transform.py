@@ -6,13 +6,19 @@ that shards does so between the two, so that each unit is gathered outside its c
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.distributed._composable import checkpoint
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.nn.modules.batchnorm import _BatchNorm
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from worldsize.strategies.base import Options
 
 
@@ -43,22 +49,49 @@ def chosen(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> lis
 
 
 def recompute(model: nn.Module, options: Options) -> None:
-    """Activation checkpointing as the options say."""
+    """Activation checkpointing as the options say. Random numbers are drawn again as in the first pass."""
     wanted = options.activation_checkpointing
     if wanted:
-        for module in chosen(model, None if wanted is True else wanted):
-            checkpoint(module)
+        for module in chosen(model, wanted if isinstance(wanted, tuple) else None):
+            checkpoint(module, context_fn=functools.partial(_contexts, module))
 
 
 def compile_in_place(model: nn.Module, options: Options) -> None:
     """`torch.compile` block by block where there are blocks (they share one compilation), else the whole model."""
     if options.compile:
-        mode = options.compile if isinstance(options.compile, str) else None
         for module in blocks(model) or [model]:
-            module.compile(mode=mode)
+            module.compile(**_arguments(options.compile))
 
 
 def transform(model: nn.Module, options: Options) -> None:
     """Both, for strategies that need nothing in between."""
     recompute(model, options)
     compile_in_place(model, options)
+
+
+def _arguments(wanted: bool | str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(wanted, Mapping):
+        return dict(wanted)
+    return {"mode": wanted} if isinstance(wanted, str) else {}
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _statistics_kept(module)
+
+
+@contextmanager
+def _statistics_kept(module: nn.Module) -> Iterator[None]:
+    """The second pass normalises as the first one did, but must not move running statistics again."""
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    before = [dict(layer._buffers) for layer in layers]  # noqa: SLF001 - copies stand in for the second pass
+    for layer in layers:
+        layer._buffers.update({name: _clone(value) for name, value in layer._buffers.items()})  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for layer, values in zip(layers, before, strict=True):
+            layer._buffers.update(values)  # noqa: SLF001
+
+
+def _clone(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.clone()

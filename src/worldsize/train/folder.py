@@ -39,8 +39,12 @@ class RunFolder:
             ) from error
         return found
 
-    def begin(self, settings: Settings, data: dict[str, Any] | None) -> list[str]:
+    def begin(self, settings: Settings, order: dict[str, Any]) -> list[str]:
         """Describe a new run, or compare with what its first attempt described.
+
+        Args:
+            settings: what decides the training.
+            order: how the data's order comes about, for the ledger.
 
         Returns:
             a line for each accepted change.
@@ -50,7 +54,13 @@ class RunFolder:
         """
         before, now = self.read(), settings.frozen()
         if not before:
-            body = {"id": uuid.uuid4().hex, "command": [sys.executable, *sys.argv], "config": now, "data": data}
+            body = {
+                "id": uuid.uuid4().hex,
+                "command": [sys.executable, *sys.argv],
+                "config": now,
+                "order": order,
+                "data": None,
+            }
             self._write({**body, "environment": environment()})
             return []
         notes = settings.refuse_changes(before["config"], now)

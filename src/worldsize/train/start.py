@@ -105,7 +105,9 @@ def begin(
         accept=settings.accept,
     )
     folder = RunFolder(settings.dir)
-    notes = decide(comm, lambda: folder.begin(settings, None))
+    source = adopt(data, settings.seed)
+    order = {"shuffle": source.shuffle, "drop_last": source.drop_last, "drawn": source.sampler is not None}
+    notes = decide(comm, lambda: folder.begin(settings, order))
     notes += folder.same_data(comm, settings, loader.fingerprint())
     at, more = resume(engine, settings, kept)
     at.shift = position(cut, at) - at.step
@@ -130,7 +132,7 @@ def begin(
     )  # fmt: skip
     return Loop(
         engine, settings, loader, committer, at, total - at.shift, tracker, screen, recorder,
-        abandon=abandon, close=close, ledger=Ledger(settings.ledger, comm.rank) if settings.ledger else None,
+        abandon=abandon, close=close, ledger=Ledger(settings.ledger, comm.rank, owned.attempt) if settings.ledger else None,
     )  # fmt: skip
 
 

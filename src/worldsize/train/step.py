@@ -110,6 +110,8 @@ class Turn:
             self._loss += part.total.detach() * weight
             self._explicit += part.explicit or 0.0
             (part.total * (weight * self._engine.strategy.averaged * self._engine.loss_scale)).backward()
+        for placed in self._own:
+            placed.strategy.sent(placed.module)
         self._sent += 1
 
     def update(self, closure: Callable[[], Any] | None = None) -> Tensor | None:
@@ -224,7 +226,7 @@ class Turn:
         if not self._engine.wants_norm(entry):
             scale_(grads, 1.0 / divisor)
             return None
-        size = norm(grads) / divisor
+        size = norm(grads, self._engine.device) / divisor
         if entry.clip is None:
             scale_(grads, 1.0 / divisor)
         else:

@@ -1,0 +1,135 @@
+"""Room: `worldsize verify`: prints what the proofs of `tools` found, and fails on the first difference."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from worldsize.config import Duration
+from worldsize.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from worldsize.tools.verify import Row
+
+_PASS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group()
+def command() -> None:
+    """Prove on your own program that it resumes exactly, and that every layout trains the same curve."""
+
+
+def _shared(function: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.option(
+            "--layouts",
+            default="single,ddp:2",
+            show_default=True,
+            help="Strategies and ranks, the first is the measure.",
+        ),
+        click.option(
+            "--precision",
+            default="fp64",
+            show_default=True,
+            help="fp64 tells wrong logic from rounding; '' keeps yours.",
+        ),
+        click.option("--duration", help="Instead of the program's own: 40st, 2ep."),
+        click.option("--tolerance", type=float, help="Largest relative difference; 1e-10 in fp64, else 1e-5."),
+        click.option("--keep", type=click.Path(path_type=Path), help="Keep the trials in this folder."),
+        click.argument("script", type=click.Path(exists=True, dir_okay=False)),
+        click.argument("args", nargs=-1, type=click.UNPROCESSED),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command(context_settings=_PASS)
+@_shared
+@click.option("--at", help="Interrupt after these steps: 3,17,40. Chosen where not given.")
+@click.option("--points", default=3, show_default=True, help="How many interruptions are chosen.")
+def resume(script: str, args: tuple[str, ...], at: str | None, points: int, **options: str) -> None:
+    """Run SCRIPT straight and interrupted; compare losses, sample ids, learning rates and final weights.
+
+    The first of --layouts runs straight and up to each interruption; every one of them resumes.
+    """
+    from worldsize.tools import verify
+
+    stops = [int(step) for step in at.split(",")] if at else None
+    _compare(
+        script, args, options, lambda *given: verify.resume(*given[:2], at=stops, points=points, tolerance=given[2])
+    )
+
+
+@command.command(context_settings=_PASS)
+@_shared
+def parity(script: str, args: tuple[str, ...], **options: str) -> None:
+    """Run SCRIPT on every one of --layouts and compare the curves with the first."""
+    from worldsize.tools import verify
+
+    _compare(script, args, options, lambda *given: verify.parity(*given[:2], tolerance=given[2]))
+
+
+@command.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--steps", default="0:10", show_default=True, help="First and past-the-last step.")
+@click.option(
+    "--delivered", type=click.Path(exists=True, path_type=Path), help="Audit what WORLDSIZE_LEDGER noted there."
+)
+def ledger(run: Path, steps: str, delivered: Path | None) -> None:
+    """Print which samples each step of a RUN sees, from its order alone; or audit what was delivered."""
+    from worldsize.tools import audit
+
+    if delivered is not None:
+        count, problems = audit.audit(run, delivered)
+        for problem in problems:
+            click.echo(problem)
+        click.echo(f"{count} steps audited, {len(problems)} differ from the order")
+        sys.exit(1 if problems or not count else 0)
+    first, _, stop = steps.partition(":")
+    if not (first.isdigit() and stop.isdigit()):
+        raise ConfigError(f"--steps {steps!r}", do="write first:stop, like 10:20")
+    for step, epoch, ids in audit.planned(run, int(first), int(stop)):
+        click.echo(f"step {step}  epoch {epoch}  {' '.join(map(str, ids))}")
+
+
+def _compare(
+    script: str, args: tuple[str, ...], options: dict[str, str], proof: Callable[..., Iterable[Row]]
+) -> None:
+    from worldsize.tools.trial import Layout, Program
+
+    precision = options["precision"] or None
+    tolerance = float(options["tolerance"] or (1e-10 if precision == "fp64" else 1e-5))
+    layouts = [Layout.parse(text) for text in options["layouts"].split(",")]
+    duration = Duration.parse(options["duration"]) if options["duration"] else None
+    folder = Path(options["keep"] or tempfile.mkdtemp(prefix="worldsize-verify-")).resolve()
+    program = Program(script, args[1:] if args[:1] == ("--",) else args, folder, precision, duration)
+    differs = _table(proof(program, layouts, tolerance), tolerance)
+    # A proof that failed leaves its trials behind: their logs and curves are what one looks at next.
+    if not options["keep"] and not differs:
+        shutil.rmtree(folder)
+    sys.exit(1 if differs else 0)
+
+
+def _table(rows: Iterable[Row], tolerance: float) -> int:
+    """Print row by row as they come; returns how many differ."""
+    names = ("loss", "lr", "grad_norm", "weights")
+    click.echo(f"{'':<40} {'steps':>6} " + " ".join(f"{name:>10}" for name in names))
+    count = differs = 0
+    for row in rows:
+        count += 1
+        numbers = " ".join(f"{row.largest[name]:>10.2g}" if name in row.largest else f"{'-':>10}" for name in names)
+        click.echo(f"{row.name:<40} {row.steps:>6} {numbers}  {'same' if row.first is None else 'DIFFERS'}")
+        if row.first is not None:
+            differs += 1
+            click.echo(f"    first difference at {row.first}")
+    verdict = f"{differs} of {count} differ" if differs else f"all {count} agree"
+    click.echo(f"{verdict} (largest relative difference allowed: {tolerance:g})")
+    return differs

@@ -1,0 +1,140 @@
+"""Room: two proofs on the user's own program: that it resumes exactly, and that every layout trains the same curve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from worldsize.data.keys import key
+from worldsize.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from worldsize.tools.trial import Curve, Layout, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two curves part."""
+
+    step: int | None
+    what: str
+    expected: Any
+    found: Any
+
+    def __str__(self) -> str:
+        where = "final weights" if self.step is None else f"step {self.step}"
+        return f"{where}: {self.what} is {self.found}, expected {self.expected}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        name: of what with what.
+        steps: of the run that is the measure.
+        largest: relative difference of each number, at worst.
+        first: the first difference that is too large, or None.
+    """
+
+    name: str
+    steps: int
+    largest: dict[str, float]
+    first: Difference | None
+
+
+def resume(
+    program: Program, layouts: Sequence[Layout], *, at: Sequence[int] | None, points: int, tolerance: float
+) -> Iterator[Row]:
+    """Run straight on the first layout, then interrupted at several points and resumed on every layout.
+
+    Args:
+        program: see there.
+        layouts: the first runs straight and up to each interruption; all of them resume.
+        at: after which steps to interrupt; chosen by a fixed key where None.
+        points: how many, where they are chosen.
+        tolerance: largest relative difference.
+
+    Yields:
+        a row for each interruption and resuming layout.
+    """
+    straight = program.run("straight", layouts[0])
+    for stop in at or chosen(straight.steps, points):
+        if not 0 < stop < straight.steps:
+            raise ConfigError(f"cannot interrupt after step {stop}", found=f"a run of {straight.steps} steps")
+        for layout in layouts:
+            name = f"stop-{stop}-{layout.strategy}-{layout.ranks}"
+            program.run(name, layouts[0], stop_after=stop)
+            yield compare(
+                f"stopped after {stop}, resumed on {layout}", straight, program.run(name, layout), tolerance
+            )
+
+
+def parity(program: Program, layouts: Sequence[Layout], *, tolerance: float) -> Iterator[Row]:
+    """Run on every layout and compare each with the first. Yields a row for each further layout."""
+    first = program.run(f"{layouts[0].strategy}-{layouts[0].ranks}", layouts[0])
+    for layout in layouts[1:]:
+        other = program.run(f"{layout.strategy}-{layout.ranks}", layout)
+        yield compare(f"{layout} against {layouts[0]}", first, other, tolerance)
+
+
+def chosen(steps: int, points: int) -> list[int]:
+    """Where to interrupt a run of so many steps: spread over it, inside of epochs as it falls, the same at each call."""
+    if steps < 2:  # noqa: PLR2004 - one step has no inside
+        raise ConfigError("the run is too short to interrupt", found=f"{steps} steps", do="verify a longer duration")
+    cuts = [1 + key(0, "verify", point) % (steps - 1) for point in range(points)]
+    return sorted(set(cuts))
+
+
+def compare(name: str, expected: Curve, found: Curve, tolerance: float) -> Row:
+    """Compare sample ids, every number of every step, and the final weights."""
+    largest: dict[str, float] = {}
+    first = _first_ids(expected, found)
+    for number, values in expected.numbers.items():
+        for step in sorted(values.keys() | found.numbers[number].keys()):
+            before, after = values.get(step), found.numbers[number].get(step)
+            if number == "grad_norm" and (before is None or after is None):
+                continue  # taken for every tenth step only, counted from where an attempt began
+            apart = relative(before, after)
+            largest[number] = max(largest.get(number, 0.0), apart)
+            if apart > tolerance and (first is None or first.step is None or step < first.step):
+                first = Difference(step, number, before, after)
+    apart, where = weights(expected, found)
+    largest["weights"] = apart
+    if first is None and apart > tolerance:
+        first = Difference(None, where, "the same", f"{apart:.3g} apart")
+    return Row(name, expected.steps, largest, first)
+
+
+def relative(before: float | None, after: float | None) -> float:
+    """Relative difference; infinite where one is missing, zero where both are equal or both NaN."""
+    if before is None or after is None:
+        return math.inf
+    if before == after or (math.isnan(before) and math.isnan(after)):
+        return 0.0
+    return abs(before - after) / max(abs(before), abs(after))
+
+
+def weights(expected: Curve, found: Curve) -> tuple[float, str]:
+    """Largest difference of the final weights, relative to each tensor's norm, and in which tensor."""
+    from worldsize.checkpoint.weights import read_weights
+
+    before, after = read_weights(expected.run), read_weights(found.run)
+    if before.keys() != after.keys():
+        return math.inf, f"names {sorted(before.keys() ^ after.keys())[:3]}"
+    apart = {}
+    for name, tensor in before.items():
+        size = tensor.double().norm().item()
+        apart[name] = (tensor.double() - after[name].double()).norm().item() / (size or 1.0)
+    worst = max(apart, key=lambda name: apart[name], default="")
+    return apart.get(worst, 0.0), worst
+
+
+def _first_ids(expected: Curve, found: Curve) -> Difference | None:
+    for step in sorted(expected.ids.keys() | found.ids.keys()):
+        if expected.ids.get(step) != found.ids.get(step):
+            return Difference(step, "the set of samples", expected.ids.get(step), found.ids.get(step))
+    return None
