@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 from functools import cache
 
+from worldsize.testing.nursery import nursery
 from worldsize.testing.ranks import RankPool
 
 
 @cache
 def pool(size: int) -> RankPool:
     """`size` gloo ranks."""
+    nursery()  # exits run backwards: the pools end before it
     made = RankPool(size)
     atexit.register(made.close)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,6 @@ import torch
 from torch import nn
 
 import worldsize as ws
-from worldsize.runtime import session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,9 +128,6 @@ def work(run: ws.Run, curve: Curve, stop_after: int | None = None) -> None:
 
 def stop_softly() -> None:
     """As if SIGTERM had come to this rank."""
-    import os
-    import signal
-
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -170,6 +168,21 @@ def close(expected: Curve, found: Curve, tolerance: float) -> None:
             )
 
 
-def on_this_rank() -> int:
-    """The rank of this process in the open session."""
-    return session.session("cpu").comm.rank
+def resume_all(folders: Mapping[int, Path], layout: str) -> dict[int, Curve]:
+    """Go on in each folder to the end, one after another in the same processes."""
+    return {step: train(folder, layout) for step, folder in folders.items()}
+
+
+def die_inside(folder: Path, layout: str, step: int, micro: int) -> None:
+    """SIGKILL to all ranks by rank 0, in its `micro`-th micro-batch of a step, when the step before is committed."""
+    run = make_run(folder, layout, saving=ws.Saving(every="1st", synchronous=True))
+    model = run.model(Net)
+    optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
+    run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
+    run.average(model, 0.9)
+    for now in run.steps(samples()):
+        for number, (x, y) in enumerate(now.micro_batches):
+            now.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+            if (now.index, number, run.comm.rank) == (step, micro, 0):
+                os.killpg(0, signal.SIGKILL)
+        now.update()

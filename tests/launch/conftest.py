@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
+def _nothing_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
     yield
     while STARTED:
         process = STARTED.pop()

@@ -221,6 +221,12 @@ def test_many_failing_ranks_give_one_traceback(tmp_path: Path) -> None:
     assert any("Traceback" in log for log in logs)
 
 
+def test_one_failing_rank_gives_one_traceback(tmp_path: Path) -> None:
+    """B094: without prefixes it is printed once too, where Python prints it."""
+    ended = run(script(tmp_path, "raise ValueError('bad key x')"))
+    assert (ended.code, ended.err.count("Traceback"), ended.err.count("worldsize: ")) == (1, 1, 1)
+
+
 def test_a_rank_that_dies_ends_the_others_and_its_code_is_ours(tmp_path: Path) -> None:
     """B037: rank 1 leaves with 7 while rank 0 sleeps: the command returns 7 at once, and rank 0 is gone."""
     text = f"open({str(tmp_path / 'pid')!r} + os.environ['RANK'], 'w').write(str(os.getpid()))\n"

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.launch.commands import RUN, alive, finish, lines, script, start, until
+from worldsize.launch import logs
 from worldsize.launch.logs import ERR, OUT, LogFile, Stream
 from worldsize.launch.loop import Loop
 
@@ -84,14 +85,38 @@ def test_a_traceback_is_held_back_while_the_rank_may_be_ending(tmp_path: Path) -
         assert (one.holding, one.trace) == (True, TRACEBACK)
 
 
-def test_a_traceback_is_shown_when_the_rank_lives_on(tmp_path: Path) -> None:
-    """After two seconds the program has gone on: what it logged is shown, with what followed, in order."""
+def test_a_traceback_is_shown_when_the_rank_goes_on_printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program only logged is shown before what it prints later, in order."""
+    monkeypatch.setattr(logs, "_HOLD_S", 0.0)
+    with stream(tmp_path / "log") as (one, kept, _):
+        one.feed(TRACEBACK)
+        assert kept.bytes[ERR] == b""
+        one.feed(b"going on\n")
+    assert kept.bytes[ERR].replace(b"[rank 1] ", b"") == TRACEBACK + b"going on\n"
+    assert not one.holding
+
+
+def test_a_traceback_is_shown_when_the_rank_lives_on_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some time the process cannot be ending any more."""
+    monkeypatch.setattr(logs, "_SILENT_S", 0.05)
     with stream(tmp_path / "log") as (one, kept, loop):
-        one.feed(TRACEBACK + b"going on\n")
-        began = time.monotonic()
+        one.feed(TRACEBACK)
         loop.run(lambda: bool(kept.bytes[ERR]))
-        assert 1.5 < time.monotonic() - began < 4
-        assert kept.bytes[ERR].replace(b"[rank 1] ", b"") == TRACEBACK + b"going on\n"
+    assert kept.bytes[ERR].replace(b"[rank 1] ", b"") == TRACEBACK
+
+
+def test_a_traceback_stays_held_while_the_ranks_are_being_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Farewells of libraries after it release nothing."""
+    monkeypatch.setattr(logs, "_HOLD_S", 0.0)
+    with stream(tmp_path / "log") as (one, kept, _):
+        one.hold_on()
+        one.feed(TRACEBACK)
+        one.feed(b"[W] not destroyed\n")
+    assert (kept.bytes[ERR], one.holding) == (b"", True)
 
 
 def test_one_rank_shows_its_traceback_as_it_comes(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ class ForMeta(nn.Module):
         x = self.rotary(self.inp(x))[:, None]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x[:, 0]))[:, :3].clone()
+        return self.head(self.norm(torch.tanh(x[:, 0])))[:, :3].clone()
 
 
 def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Tensor:

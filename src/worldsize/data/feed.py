@@ -6,6 +6,7 @@ endless stream of tasks, so that nothing pauses or restarts between epochs.
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from itertools import chain, count, tee
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,7 +20,7 @@ from worldsize.data.making import Count, Failed, Made, Maker, Probe, Seen, Task
 from worldsize.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from worldsize.data.sources import Positions, Source
 
@@ -155,7 +156,7 @@ class MapFeed:
     def looks(self, probes: list[Probe]) -> list[Seen]:
         """See `Feed`."""
         found = []
-        for result in alive(self._run(probes)):
+        for result in alive(self._run(probes), self.close):
             if isinstance(result, Failed):
                 result.throw()
             assert isinstance(result, Seen)
@@ -173,7 +174,7 @@ class MapFeed:
         if self._torch is None:
             raise DataError("the loader is closed", do="make a new one")
         self._tasks.now = tasks
-        yield from self._torch
+        yield from received(self._torch)
 
     def _has_work(self) -> bool:
         """False where this rank never gets a micro-batch: the first step has as many as any."""
@@ -222,10 +223,26 @@ def torch_loader(dataset: Any, source: Source, workers: Workers, seed: int, samp
     )
 
 
-def alive(results: Iterator[T]) -> Iterator[T]:
+def received(source: DataLoader[Any]) -> Iterator[Any]:
+    """What the workers send; a connection that breaks is told like the death of a worker, which it is."""
+    results = iter(source)
+    while True:
+        try:
+            result = next(results)
+        except StopIteration:
+            return
+        except (EOFError, ConnectionError, FileNotFoundError) as error:
+            if str(error).startswith("Caught "):
+                raise
+            raise RuntimeError(f"DataLoader worker broke the connection ({type(error).__name__})") from error
+        yield result
+
+
+def alive(results: Iterator[T], close: Callable[[], None]) -> Iterator[T]:
     """The results, with a plain word where a worker process died.
 
-    CAUTION: torch tells that from a signal handler, so anywhere in the main thread; hence around all of an iteration.
+    CAUTION: torch tells that from a signal handler, so anywhere in the main thread; hence around all of an iteration. It
+    tells it again with the end of any other child, until nothing holds the dead worker's iterator any more.
     """
     while True:
         try:
@@ -235,12 +252,21 @@ def alive(results: Iterator[T]) -> Iterator[T]:
         except RuntimeError as error:
             if "DataLoader worker" not in str(error) and "DataLoader timed out" not in str(error):
                 raise
+            close()
+            _let_go(error)
             raise DataError(
                 "a data worker died",
                 found=str(error),
                 do="look for memory (RAM, /dev/shm) running out, and try fewer workers",
             ) from error
         yield result
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the frames of an exception, and of those behind it, still hold."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def made(result: Any) -> Made:

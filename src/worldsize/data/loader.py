@@ -115,7 +115,7 @@ class Loader:
         self._look()
         begun = map(self._begin, self._feed.steps(first, stop))
         ahead = _one_ahead(begun) if self._side is not None or self._reduces else begun
-        return alive(map(self._finish, ahead))
+        return alive(map(self._finish, ahead), self.close)
 
     def fingerprint(self) -> dict[str, Any]:
         """What the data is, in plain values: its length, a sample's types and shapes, a digest over a few samples.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsize.data.batch import Piece, deal
-from worldsize.data.feed import Loaded, Micro, Terms, Workers, torch_loader
+from worldsize.data.feed import Loaded, Micro, Terms, Workers, received, torch_loader
 from worldsize.data.kinds import Stream
 from worldsize.data.lanes import Lane, LaneReader, Place, Recipe, Record, Spot, lanes_of
 from worldsize.errors import DataError
@@ -107,7 +107,7 @@ class ReadFeed:
         for group in range(groups):
             lanes = self._lanes[group::groups]
             reader = LaneReader(self._recipe, lanes, self._wanted, place)
-            results = iter(torch_loader(reader, self._source, how, self._recipe.seed)) if lanes else iter(())
+            results = received(torch_loader(reader, self._source, how, self._recipe.seed)) if lanes else iter(())
             opened.append(_Peekable(self._shared(results) if self._dealt else results))
         return opened
 

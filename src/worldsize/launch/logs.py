@@ -29,6 +29,9 @@ _LONGEST_LINE = 1 << 16
 _LONGEST_TRACEBACK = 1 << 18
 _TAIL_LINES = 40
 _HOLD_S = 2.0
+"""Who prints that long after a traceback lives on; torch prints its farewells sooner."""
+_SILENT_S = 10.0
+"""Who is silent that long lives on too: no interpreter takes longer to end."""
 _BEGINS = re.compile(
     rb"(?:\[rank\d+\]:\s?)?"
     rb"(?:\s*(?:\+ Exception Group )?Traceback \(most recent call last\):|  File \".*\", line \d+$)"
@@ -199,8 +202,9 @@ class Stream:
         self._ready: list[bytes] = []
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._timer: Timer | None = None
+        self._to_the_end = False
         self.holding = False
-        """Whether a traceback is held back, and so is not on the console."""
+        """Whether a traceback has come, and it is not known yet whether the process ends with it."""
         self.trace = b""
         """The newest traceback, and what was printed with it."""
         self.trace_began = 0.0
@@ -213,6 +217,7 @@ class Stream:
 
     def feed(self, data: bytes) -> None:
         """Take bytes as the process wrote them."""
+        self.lives()
         self._log.write(data)
         lines = (self._partial + data).splitlines(keepends=True)
         # A \r at the end may be half of \r\n, so only \n ends the last line.
@@ -224,8 +229,19 @@ class Stream:
             self._partial = b""
         self._show(data)
 
+    @property
+    def hidden(self) -> bytes:
+        """What the console was not shown; with one rank it is shown everything."""
+        return self.trace if self.holding and self._prefix else b""
+
+    def lives(self) -> None:
+        """The process prints: a traceback that is some time old was not its end."""
+        if self.holding and not self._to_the_end and time.monotonic() - self.trace_began > _HOLD_S:
+            self.release()
+
     def hold_on(self) -> None:
-        """The ranks are being ended: a traceback that is held back now is held to the end."""
+        """The process is ending: a traceback that is held back now is held to the end."""
+        self._to_the_end = True
         if self._timer:
             self._timer.cancel()
 
@@ -249,7 +265,8 @@ class Stream:
         self._tail.append(line)
         if not self.holding and self._kind == ERR and _BEGINS.match(line):
             self.holding, self.trace, self.trace_began = True, b"", time.monotonic()
-            self._timer = self._loop.later(_HOLD_S, self.release)
+            if not self._to_the_end:
+                self._timer = self._loop.later(_SILENT_S, self.release)
         if not self.holding:
             self._ready.append(self._prefix + line)
             return

@@ -142,12 +142,15 @@ class Attempt:
             self._sink.when_room(lambda: self._watch(rank, pipe))
         elif _read(pipe, rank.streams[pipe]) == 0:
             self._loop.unwatch(pipe)
+        else:
+            rank.errors.lives()
 
     def _has_ended(self, rank: _Rank) -> None:
         self._loop.unwatch(rank.child.ended)
         rank.code, rank.ended = rank.child.code, time.monotonic()
         for pipe, stream in rank.streams.items():
             self._loop.unwatch(pipe)
+            stream.hold_on()
             # What the rank wrote is in the pipe by now; a child that it left behind may go on writing for ever.
             for _ in range(_MOST_READS):
                 if not _read(pipe, stream):
@@ -237,7 +240,7 @@ class Attempt:
             where=cause.where if cause else None,
             do=do,
             log=str(rank.log.path),
-            trace=failure.shorten(rank.errors.trace.decode(errors="replace")) if rank.errors.holding else "",
+            trace=failure.shorten(rank.errors.hidden.decode(errors="replace")),
             age=time.monotonic() - began,
             after=after,
         )

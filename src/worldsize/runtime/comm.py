@@ -7,13 +7,13 @@ the device nor mixes with the collectives of the model.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from worldsize.errors import WorldsizeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import timedelta
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -194,7 +194,9 @@ class Ranks:
         """A second channel between the same ranks."""
         import torch.distributed as dist
 
-        return Ranks(dist.new_group(backend="gloo", timeout=self._timeout), self._timeout)
+        # A save on a slow disk may take hours; a dead peer still shows at once, by its closed connection.
+        timeout = max(self._timeout, timedelta(days=1))
+        return Ranks(dist.new_group(backend="gloo", timeout=timeout), timeout)
 
     def close(self) -> None:
         """Give the group back."""

@@ -137,7 +137,9 @@ def _same_world(comm: Comm, world: World, device: torch.device) -> None:
     shared = [rank for rank, each in enumerate(devices) if each[1] is not None and devices.count(each) > 1]
     if shared:
         raise WorldError(
-            "ranks share a device", found=f"ranks {shared}: {devices[shared[0]]}", do="give each rank a device of its own"
+            "ranks share a device",
+            found=f"ranks {shared}: {devices[shared[0]]}",
+            do="give each rank a device of its own",
         )
 
 

@@ -61,9 +61,10 @@ def begin(
     with _Writes() as written, torch.device("meta"):
         model = build()
     _refuse_lazy(model)
-    if not any(value.is_meta for value in model.parameters()):
-        raise ConfigError("init='meta' builds the model itself", do="give run.model its class or a function")
     _refuse_attributes(model)
+    tensors = [*model.parameters(), *model.buffers()]
+    if tensors and not any(value.is_meta for value in tensors):
+        raise ConfigError("init='meta' builds the model itself", do="give run.model its class or a function")
     return model, _Filler(model, _owners(model, written.log), seed, precision, device).fill
 
 

@@ -161,7 +161,7 @@ class _Entry:
             raise StepError(
                 "parameters got no gradient in the step's last micro-batch, where gradients are exchanged",
                 found=brief(missing) or "unknown ones",
-                do="use them in every micro-batch, or run.model(..., unused_parameters='allow')",
+                do="use them, freeze them before run.model, or run.model(..., unused_parameters='allow')",
             ) from None
 
 

@@ -6,7 +6,7 @@ SC 2020 (stage 3).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -63,9 +63,7 @@ class FSDP(Ranked):
         recompute(model, options)
         units = self._shard(model, fill, options)
         compile_in_place(model, options)
-        self._entries[model] = entry = _Entry(model, extra, units=units)
-        if options.unused_parameters == "allow":
-            entry.used = _Used(model)
+        self._entries[model] = entry = _Entry(model, extra, units=units, allow=options.unused_parameters == "allow")
         return route(model, entry, self.setting.precision, self.device)
 
     def exchange(self, model: nn.Module, *, last: bool) -> None:
@@ -82,11 +80,11 @@ class FSDP(Ranked):
         self._entries[model].sent()
 
     def check_gradients(self, model: nn.Module) -> list[str]:
-        """A rank without some gradient would take part in other reductions than the others."""
+        """What this rank did not use, or what no rank used where that is allowed."""
         entry = self._entries[model]
         entry.refuse_unreduced()
-        if entry.used is None:
-            return self.without_gradient(model)
+        if not entry.allow:
+            return entry.used.missing()
         entry.used.drop_zeros(self.setting.session.comm)
         return []
 
@@ -128,9 +126,11 @@ class FSDP(Ranked):
 class _Entry:
     """The way into one sharded model: the call gathers by its own hooks, other methods by ones made here."""
 
-    def __init__(self, model: nn.Module, extra: list[str], *, units: int) -> None:
+    def __init__(self, model: nn.Module, extra: list[str], *, units: int, allow: bool) -> None:
         self._model: Any = model
-        self._units, self.used = units, cast("_Used | None", None)
+        self._units, self.allow, self.used = units, allow, _Used(model)
+        if allow:
+            self.used.refuse_allowing()
         self._trained = any(value.requires_grad for value in model.parameters())
         self._last = self._flowed = self._earlier = self._second = False
         for name in extra:
@@ -174,8 +174,7 @@ class _Entry:
             )
 
     def _watch(self, output: Any) -> None:
-        if self.used is not None:
-            self.used.watch()
+        self.used.watch()
         for value in tensors(output):
             if value.requires_grad:
                 value.register_hook(self._passing)
@@ -230,39 +229,50 @@ def _refuse_scalars(model: nn.Module) -> None:
 
 
 class _Used:
-    """Which parameters of a model got gradients, on any rank.
+    """Which parameters of a model got gradients on this rank.
 
-    Ranks that use different parameters would reduce different ones: here missing gradients take part as zeros. What
-    no rank used ends without gradient, so that optimizers leave it alone, as in one process.
+    Ranks that use different parameters would reduce different ones: the wrapper lets missing gradients take part as
+    zeros, and here they are still told from true ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
         assert isinstance(model, FSDPModule)
-        if not hasattr(model, "set_reduce_scatter_unused_params"):
+        names = {value: name for name, value in model.named_parameters() if value.requires_grad}
+        self._exact = hasattr(model, "set_reduce_scatter_unused_params")
+        if self._exact:
+            model.set_reduce_scatter_unused_params(reduce_scatter_unused_params=True)
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        managed = [value for unit in units for value in _managed(unit)]
+        self._trained = {names[value.sharded_param]: value for value in managed if value.sharded_param in names}
+        self._waiting, self._seen = dict(self._trained), set[str]()
+
+    def refuse_allowing(self) -> None:
+        """Raises ConfigError where ranks that use different parameters would not fit together."""
+        if not self._exact:
             raise ConfigError(
                 "unused_parameters='allow' under fsdp needs a newer torch",
                 found=torch.__version__,
                 do="use strategy='ddp' for this model",
             )
-        model.set_reduce_scatter_unused_params(reduce_scatter_unused_params=True)
-        self._all = [
-            value for module in model.modules() if isinstance(module, FSDPModule) for value in _managed(module)
-        ]
-        self._waiting, self._seen = set(range(len(self._all))), set[int]()
 
     def watch(self) -> None:
         """Before a backward pass: whole parameters exist from their first gathering on."""
-        for index in list(self._waiting):
-            whole = getattr(self._all[index], "_unsharded_param", None)
+        for name, value in list(self._waiting.items()):
+            whole = getattr(value, "_unsharded_param", None)
             if whole is not None:
-                self._waiting.remove(index)
-                if whole.requires_grad:
-                    whole.register_post_accumulate_grad_hook(lambda _, index=index: self._seen.add(index))
+                del self._waiting[name]
+                whole.register_post_accumulate_grad_hook(lambda _, name=name: self._seen.add(name))
+
+    def missing(self) -> list[str]:
+        """Trained parameters without gradient on this rank since the last call."""
+        found = [name for name in self._trained if name not in self._seen]
+        self._seen.clear()
+        return found
 
     def drop_zeros(self, comm: Comm) -> None:
-        """After the last backward pass. Collective."""
-        used = comm.max([float(index in self._seen) for index in range(len(self._all))])
-        self._seen.clear()
-        for value, anywhere in zip(self._all, used, strict=True):
+        """What no rank used ends without gradient: optimizers leave it alone, as in one process. Collective."""
+        missing = set(self.missing())
+        used = comm.max([float(name not in missing) for name in self._trained])
+        for value, anywhere in zip(self._trained.values(), used, strict=True):
             if not anywhere:
                 value.sharded_param.grad = None

@@ -6,6 +6,7 @@ thread and no tensor yet, so it is as good as a fresh process.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -64,7 +65,7 @@ class Nursery:
         shell = ("/bin/sh", "-c", 'exec >>"$0" 2>&1; exec "$@"', str(self._folder / "log"))
         with Listener(str(self._folder / SOCKET)) as listener:
             argv = (*shell, sys.executable, "-u", "-c", _CHILD, str(self._folder))
-            self._group.start(argv, {**env.read(), "OMP_NUM_THREADS": "1"})
+            self._child = self._group.start(argv, {**env.read(), "OMP_NUM_THREADS": "1"})
             self._line = accept(listener, 1, lambda _: tail(self._folder / "log"))[0]
 
     def fork(self, birth: Birth) -> int:
@@ -82,6 +83,7 @@ class Nursery:
         """End it and everything it forked."""
         self._line.close()
         self._group.close()
+        self._child.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -154,6 +156,7 @@ def nursery() -> Nursery:
     """The nursery of this process, made at the first call."""
     if not _shared:
         _shared.append(Nursery())
+        atexit.register(_shared[0].close)
     return _shared[0]
 
 

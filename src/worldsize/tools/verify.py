@@ -119,16 +119,17 @@ def relative(before: float | None, after: float | None) -> float:
 
 
 def weights(expected: Curve, found: Curve) -> tuple[float, str]:
-    """Largest difference of the final weights, relative to each tensor's norm, and in which tensor."""
+    """Largest difference of a tensor of the final weights, relative to all weights, and in which tensor.
+
+    Not relative to the tensor itself: a bias before a normalisation has no gradient but rounding, which Adam scales up.
+    """
     from worldsize.checkpoint.weights import read_weights
 
     before, after = read_weights(expected.run), read_weights(found.run)
     if before.keys() != after.keys():
         return math.inf, f"names {sorted(before.keys() ^ after.keys())[:3]}"
-    apart = {}
-    for name, tensor in before.items():
-        size = tensor.double().norm().item()
-        apart[name] = (tensor.double() - after[name].double()).norm().item() / (size or 1.0)
+    size = math.hypot(*(tensor.double().norm().item() for tensor in before.values())) or 1.0
+    apart = {name: (value.double() - after[name].double()).norm().item() / size for name, value in before.items()}
     worst = max(apart, key=lambda name: apart[name], default="")
     return apart.get(worst, 0.0), worst
 

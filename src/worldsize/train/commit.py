@@ -29,7 +29,7 @@ class Committer:
 
     Attributes:
         announce: tells the launcher about a committed checkpoint.
-        committed: the step of the newest commit that was begun or resumed from.
+        resumed_at: the step of the checkpoint that this attempt began from, or -1.
     """
 
     engine: Engine
@@ -39,7 +39,7 @@ class Committer:
     tracker: Tracker
     screen: Progress
     announce: Callable[[Path, int], None]
-    committed: int
+    resumed_at: int
     exact: bool | str = True
     since: float = field(default_factory=time.monotonic)
 
@@ -74,17 +74,26 @@ class Committer:
             CheckpointError: it was waited for, and could not be saved; or errors of saves end the run.
             StepError: kept state differs between ranks.
         """
-        if self.committed != at.step:
+        if self.resumed_at != at.step:
             self.kept.refuse_differences(self.engine.comm)
+            # The checkpointer itself knows what is committed already, and tries again what failed.
             tensors, plain = state.tensors(self.engine, self.kept), state.plain(self.engine, self.kept, at)
             self.checkpointer.save(tensors, plain, self._facts(at), wait=wait)
-            self.committed, self.since = at.step, time.monotonic()
+            self.since = time.monotonic()
         outcomes = self.checkpointer.wait() if wait else self.checkpointer.poll()
         self._report(outcomes)
         # Waiting is for the end and for a stop: without this commit neither "finished" nor "start again" is true.
         lost = [outcome for outcome in outcomes if wait and outcome.error is not None and outcome.step == at.step]
         if lost:
             raise CheckpointError(f"the last step, {at.step}, could not be saved", found=str(lost[0].error))
+
+    def prepare(self) -> None:
+        """After the first step, when all tensors exist: plan the saves and say where the disk is too small. Collective."""
+        estimate = self.checkpointer.prepare(state.tensors(self.engine, self.kept))
+        if not estimate.fits:
+            self.screen.say(
+                f"worldsize: a checkpoint takes {estimate.bytes / 1e9:,.1f} GB, free are {(estimate.free or 0) / 1e9:,.1f} GB"
+            )
 
     def report(self) -> None:
         """Say how saves went that ended meanwhile."""
@@ -99,8 +108,6 @@ class Committer:
                 continue
             self.tracker.event("save failed", step=outcome.step, error=str(outcome.error))
             self.screen.say(f"worldsize: step {outcome.step} was not saved: {outcome.error}")
-            if self.saving.on_error == "stop":
-                raise CheckpointError(f"step {outcome.step} could not be saved", found=str(outcome.error))
 
     def _facts(self, at: state.Progress) -> dict[str, object]:
         return {

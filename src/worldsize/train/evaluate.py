@@ -124,9 +124,9 @@ class Evaluator:
         return self._loaders[id(data)][1]
 
     def close(self) -> None:
-        """End the loaders' workers."""
-        for _, loader in self._loaders.values():
-            loader.close()
+        """End the loaders' workers; a later evaluation starts its own."""
+        while self._loaders:
+            self._loaders.popitem()[1][1].close()
 
 
 class Stopped(BaseException):

@@ -61,8 +61,8 @@ class Loop:
             yield from self._offer(Step.again(self.engine, piece, self.at.shift, self.at.tail))
             self.at.tail = None
         self._settle(self._ask().wait())
-        batches = next(source, None)
-        while batches is not None:
+        batches, began = next(source, None), self.at.step
+        while batches is not None and self.why is None:
             step = Step(self.engine, batches, self.at.shift)
             self.engine.begin_step(step.index)
             yield from self._offer(step)
@@ -70,9 +70,9 @@ class Loop:
             asked = self._ask()
             # The answer travels while the next step's data is fetched.
             batches = next(source, None)
+            if step.index == began:
+                self.committer.prepare()
             self._settle(asked.wait(), step)
-            if self.why is not None:
-                break
         self._finish()
 
     def interrupted(self) -> None:
@@ -119,15 +119,16 @@ class Loop:
             self.screen.say(f"worldsize: {self.engine.notes.pop(0)}")
         if wishes[_FLUSH] or wishes[_SAVE] or wishes[_SIGNAL]:
             self.recorder.flush(self.engine.comm)
-        if wishes[_SIGNAL]:
-            self._leave(signals.received() or "stop")
         if wishes[_STOP]:
             self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)
-        elif wishes[_SAVE] and step is not None:
+        if wishes[_SIGNAL]:
+            self._leave(signals.received() or "stop")
+        if wishes[_SAVE] and not wishes[_STOP] and step is not None:
             self.committer.commit(self.at, wait=self.settings.saving.synchronous)
 
     def _leave(self, reason: str) -> None:
         """Stop on request: one save, the same on all ranks, and the exit code that says 'start me again'."""
+        self.at.done = self.why
         self.recorder.flush(self.engine.comm)
         if self.at.step > 0:
             self.committer.commit(self.at, wait=True)

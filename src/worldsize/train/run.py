@@ -140,7 +140,11 @@ class Run:
         """
         self._engine.parts.refuse_late("a warm start")
         placed = self._engine.parts.placed(model)
-        return warm.fill(placed.module, read_weights(Path(source), trust=trust), strict=strict)
+        return warm.fill(
+            placed.module,
+            read_weights(Path(source), names=placed.module.state_dict().keys(), trust=trust),
+            strict=strict,
+        )
 
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.
@@ -330,7 +334,7 @@ class Run:
         return self._loop
 
     def _interrupted(self) -> NoReturn:
-        if self._loop is not None:
+        if self._loop is not None and not self._closed:
             self._loop.interrupted()
         self.close()
         raise SystemExit(EXIT_STOPPED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from worldsize.config import Duration
 from worldsize.errors import ConfigError, LayoutError
@@ -40,7 +40,7 @@ class Saving:
     keep_every: int | None = None
     keep_best: int = 1
     synchronous: bool = False
-    on_error: str = "continue"
+    on_error: Literal["stop", "continue"] = "continue"
 
     def __post_init__(self) -> None:
         if self.on_error not in ("continue", "stop"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsize.checkpoint import disk, load, owner
+from worldsize.checkpoint import disk, load, owner, weights
 from worldsize.checkpoint.retain import Keep
 from worldsize.checkpoint.save import Checkpointer
 from worldsize.data.batch import BatchPlan, deal, total_steps
@@ -21,7 +21,7 @@ from worldsize.runtime import report
 from worldsize.runtime.comm import decide, on_one
 from worldsize.track.base import Nothing, Tracker
 from worldsize.track.jsonl import JsonLines
-from worldsize.train import progress, record, state
+from worldsize.train import progress, record, state, warm
 from worldsize.train.commit import Committer
 from worldsize.train.folder import RunFolder
 from worldsize.train.ledger import Ledger
@@ -117,7 +117,7 @@ def begin(
     recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.SumRecorder())
     keep = Keep(last=settings.saving.keep_last, every=settings.saving.keep_every, best=settings.saving.keep_best)
     checkpointer = Checkpointer(
-        settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error="continue"
+        settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error=settings.saving.on_error
     )
     for note in [*notes, *more]:
         screen.say(f"worldsize: {note}")
@@ -127,7 +127,7 @@ def begin(
     committer = Committer(
         engine, kept, settings.saving, checkpointer, tracker, screen,
         announce=on_one(comm, lambda: report.committed, _nobody),
-        committed=at.step or -1,
+        resumed_at=-1 if at.tail else at.step or -1,
         exact="own-generator" if "own-generator" in settings.accept else True,
     )  # fmt: skip
     return Loop(
@@ -140,12 +140,24 @@ def resume(engine: Engine, settings: Settings, kept: Kept) -> tuple[state.Progre
     """Read the newest checkpoint that is whole into models, optimizers and everything else. Collective."""
     path, notes = load.newest(settings.dir, engine.comm)
     if path is None:
-        return state.Progress(), notes
+        return state.Progress(), [*notes, *imported(engine, settings)]
     train = load.read_train(path)
     wanted = state.wanted(engine, kept, train)
     load.load(path, wanted, engine.comm)
     at = state.restore(engine, kept, train, wanted)
     return at, [*notes, f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen"]
+
+
+def imported(engine: Engine, settings: Settings) -> list[str]:
+    """Begin with the weights that `worldsize checkpoint import --to RUN` brought, where it did."""
+    source = weights.initial(settings.dir)
+    if source is None:
+        return []
+    (placed, *others) = engine.parts.models.values()
+    if others:
+        raise LayoutError("imported weights are for a run of one model", found=str(list(engine.parts.models)))
+    warm.fill(placed.module, weights.read_weights(source, names=placed.module.state_dict().keys()))
+    return [f"beginning with the weights of {source}"]
 
 
 def position(cut: BatchPlan, at: state.Progress) -> int:
