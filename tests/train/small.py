@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 import worldsize as ws
-from worldsize.track.jsonl import read
+from worldsize.track.jsonl import latest, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,4 +95,9 @@ def train(folder: Path, after: Callable[[ws.Run, Step], None] | None = None, **s
 
 def numbers(folder: Path, name: str) -> dict[int, float]:
     """What metrics.jsonl says about a name, by step; the last word holds."""
-    return {row["step"]: row[name] for row in read(folder / "metrics.jsonl") if name in row}
+    return latest(read(folder / "metrics.jsonl"), name)
+
+
+def stop() -> None:
+    """As a scheduler asks for it."""
+    os.kill(os.getpid(), signal.SIGTERM)

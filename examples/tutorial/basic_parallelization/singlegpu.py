@@ -119,13 +119,15 @@ def explained(error: LayoutError, run_dir: Path, ranks: int) -> LayoutError:
     step, per_rank = began["global_batch"], began["micro_batch"]
     if f"global_batch: began with {step}" not in str(error.found):
         return error
-    fitting = [count for count in range(1, step + 1) if step % count == 0]
-    do = f"--batch_size {step // ranks}" if ranks in fitting else f"a number of ranks that divides {step}: {fitting}"
+    if step % ranks:
+        fitting = ", ".join(str(count) for count in range(1, step + 1) if step % count == 0)
+        do = f"start a number of ranks that divides {step}: {fitting}"
+    else:
+        do = f"give --batch_size {step // ranks}"
     return LayoutError(
-        f"--batch_size is per rank: this run was begun with --batch_size {per_rank} on {step // per_rank} ranks, "
-        f"{step} samples a step",
-        found=error.found,
-        do=f"on {ranks} ranks, give {do}; or choose another --run_dir" if ranks in fitting else f"use {do}",
+        f"--batch_size is per rank: this run was begun with {per_rank} on {step // per_rank} rank(s), {step} samples a step",
+        found=f"{ranks} rank(s) now; {error.found}",
+        do=f"{do}; or choose another --run_dir",
     )
 
 

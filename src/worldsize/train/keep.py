@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from worldsize.errors import CheckpointError, StepError
 from worldsize.train.plain import empty, join, split
@@ -61,7 +62,9 @@ class Kept:
                 found=f"now {sorted(self._objects)}, in the checkpoint {sorted(skeletons)}",
                 do="call run.keep as in the run that wrote it",
             )
-        return {name: tensor for skeleton in skeletons.values() for name, tensor in empty(skeleton, device).items()}
+        found = {name: tensor for skeleton in skeletons.values() for name, tensor in empty(skeleton, device).items()}
+        sharded = {name: torch.empty_like(each) for name, each in self._objects.items() if isinstance(each, DTensor)}
+        return found | {name: tensor for name, tensor in sharded.items() if name in found}
 
     def load(self, tensors: Mapping[str, Tensor], skeletons: Mapping[str, Any]) -> None:
         """Put every object back, in place where it can be."""
@@ -111,5 +114,7 @@ def _digest(state: Any) -> str:
     plain = split(state, "", tensors)
     found = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
+        if isinstance(tensors[name], DTensor):
+            continue  # each rank holds another part of it
         found.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worldsize.errors import EXIT_STOPPED, StepError
+from worldsize.errors import EXIT_STOPPED, DataError, StepError
 from worldsize.runtime import signals
 from worldsize.train.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from worldsize.data.loader import Loader
     from worldsize.runtime.comm import Pending
@@ -38,7 +38,7 @@ class Loop:
     loader: Loader
     committer: Committer
     at: At
-    total: int
+    total: int | None
     tracker: Tracker
     screen: Progress
     recorder: Recorder
@@ -51,18 +51,19 @@ class Loop:
 
     def steps(self) -> Iterator[Step]:
         """The run's steps. What a step did is counted when the next one is asked for."""
-        if self.at.done or self.at.step >= self.total:
+        if self.at.done or self._reached:
             self.screen.say(f"worldsize: nothing to do: {self.at.done or 'finished'} at step {self.at.step}")
             if not self.at.tail:
                 return
-        source = self.loader.steps(self.at.step + self.at.shift, self.total + self.at.shift)
+        stop = None if self.total is None else self.total + self.at.shift
+        source = self.loader.steps(self.at.step + self.at.shift, stop)
         if self.at.tail:
             piece = self.loader.plan.step(self.at.step + self.at.shift - 1)
             yield from self._offer(Step.again(self.engine, piece, self.at.shift, self.at.tail))
             self.at.tail = None
         self._settle(self._ask().wait())
         batches, began = next(source, None), self.at.step
-        while batches is not None and self.why is None:
+        while batches is not None and self.why is None and not self._reached:
             step = Step(self.engine, batches, self.at.shift)
             self.engine.begin_step(step.index)
             yield from self._offer(step)
@@ -83,6 +84,13 @@ class Loop:
             self.at.tail = {"totals": dict(step.totals), "loss": float(step.loss)}
         self._leave(signals.received() or "stop")
 
+    @property
+    def _reached(self) -> bool:
+        """Whether the run is as long as it was asked to be."""
+        if self.total is not None:
+            return self.at.step >= self.total
+        return self.at.tokens >= self.settings.duration.count
+
     def _offer(self, step: Step) -> Iterator[Step]:
         self.current = step
         try:
@@ -100,6 +108,7 @@ class Loop:
         piece = self.loader.plan.step(step.index + self.at.shift)
         self.at.step, self.at.samples = step.index + 1, self.at.samples + int(samples)
         self.at.epoch = piece.epoch + piece.ends_epoch
+        self.at.tokens += tokens(step.totals) if self.total is None else 0
         if piece.ends_epoch:
             self.engine.end_epoch()
         self.wants_save = self.committer.due(step, self.at)
@@ -150,3 +159,20 @@ class Loop:
                 do="use run.stop(), and let the loop end",
             )
         )
+
+
+def tokens(totals: Mapping[str, float]) -> int:
+    """How many tokens a step has: what `count=` calls so, or the only thing that it counts.
+
+    Raises:
+        DataError: nothing is counted but samples.
+    """
+    names = [name for name in totals if name != "samples"]
+    name = "tokens" if "tokens" in names or len(names) != 1 else names[0]
+    if name not in totals:
+        raise DataError(
+            "a duration in tokens needs a count of them",
+            found=f"counted: {list(totals)}",
+            do="run.steps(data, count=...)",
+        )
+    return int(totals[name])

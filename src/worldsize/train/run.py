@@ -219,7 +219,7 @@ class Run:
             self._know(start.generated(self._settings))
         cut = self._cut
         assert cut is not None
-        total = self.total_steps
+        total = None if self._settings.duration.unit == "tok" else self.total_steps
         start.schedules(self._engine)
         self._loop = start.begin(
             self._engine, self._settings, self._kept, self._owner, self._data,

@@ -77,7 +77,7 @@ def begin(
     data: Any,
     *,
     count: Count | None,
-    total: int,
+    total: int | None,
     cut: BatchPlan,
     abandon: Callable[[StepError], None],
     close: Callable[[], None],
@@ -111,7 +111,8 @@ def begin(
     notes += folder.same_data(comm, settings, loader.fingerprint())
     at, more = resume(engine, settings, kept)
     at.shift = position(cut, at) - at.step
-    total = total + at.shift if settings.duration.unit == "st" else total
+    if total is not None and settings.duration.unit != "st":
+        total -= at.shift  # what the duration counts was planned with other steps before the shift
     screen = on_one(comm, lambda: progress.choose(at.step, total), progress.Silent())
     tracker: Tracker = on_one(comm, lambda: JsonLines(settings.dir, owned.attempt), Nothing())
     recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.SumRecorder())
@@ -131,7 +132,7 @@ def begin(
         exact="own-generator" if "own-generator" in settings.accept else True,
     )  # fmt: skip
     return Loop(
-        engine, settings, loader, committer, at, total - at.shift, tracker, screen, recorder,
+        engine, settings, loader, committer, at, total, tracker, screen, recorder,
         abandon=abandon, close=close, ledger=Ledger(settings.ledger, comm.rank, owned.attempt) if settings.ledger else None,
     )  # fmt: skip
 
@@ -185,7 +186,7 @@ def _nobody(_path: Path, _step: int) -> None:
 
 
 def steps_in(settings: Settings, cut: BatchPlan) -> int:
-    """How many steps the run has. Raises DataError where that cannot be known."""
+    """How many steps the run has. Raises DataError where that cannot be known, as with tokens."""
     found = total_steps(settings.duration, cut)
     if found == 0:
         raise DataError("the run has no steps", found=f"duration {settings.duration}", do="give at least one step")

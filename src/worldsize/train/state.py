@@ -31,6 +31,7 @@ class Progress:
         step: optimizer steps made.
         epoch: epoch of the next step.
         samples: samples seen by those steps, all ranks.
+        tokens: tokens in them, where the duration counts tokens.
         tail: the last step's totals and loss, where what the program does after it (an evaluation) was interrupted.
         best: value, step and direction of the best so far.
         shift: by how many steps the plan of batches is ahead of `step`, after a change of batch was accepted.
@@ -40,6 +41,7 @@ class Progress:
     step: int = 0
     epoch: int = 0
     samples: int = 0
+    tokens: int = 0
     tail: dict[str, Any] | None = None
     best: dict[str, Any] = field(default_factory=dict)
     shift: int = 0
