@@ -30,9 +30,7 @@ def recovery(command: Callable[[str], list[str]]) -> float:
     killed = took = None
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         words = command(folder)
-        process = subprocess.Popen(
-            words, env=measure.environment(), stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        process = subprocess.Popen(words, env=measure.environment(), stdout=subprocess.PIPE, stderr=errors, text=True)
         with process:
             for line in process.stdout or ():
                 _, told, values = line.partition("STEP ")

@@ -50,17 +50,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() if cuda else 2)
     parser.add_argument("--params", type=float, default=1e9 if cuda else 2e6)
-    parser.add_argument("--turns", type=int, default=4, help="the first without a save, the second with the first one")
+    parser.add_argument(
+        "--turns", type=int, default=4, help="the first without a save, the second with the first one"
+    )
     parser.add_argument("--dir", help="where to write; a temporary folder where not given")
     parser.add_argument("--timeout", type=float, default=900.0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
         words = ("--params", str(asked.params), "--turns", str(asked.turns), "--dir", folder)
-        command = measure.worldsize_run("--nproc-per-node", str(asked.ranks), str(measure.PROGRAMS / "saves.py"), *words)
+        command = measure.worldsize_run(
+            "--nproc-per-node", str(asked.ranks), str(measure.PROGRAMS / "saves.py"), *words
+        )
         seen = measure.answer(command, asked.timeout)
     measure.report(compared(seen))
     for name, turns in seen["ways"].items():
-        print(f"{name}: stalls {', '.join(f'{each:.3f}' for each in stalls(turns))} s; iterations while it writes: {slowdown(turns):.2f} x")
+        each = ", ".join(f"{seconds:.3f}" for seconds in stalls(turns))
+        print(f"  {name}: stalls {each} s; iterations while it writes: {slowdown(turns):.2f} x")
 
 
 if __name__ == "__main__":

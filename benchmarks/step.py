@@ -6,7 +6,6 @@ import argparse
 import sys
 import tempfile
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import measure
@@ -53,7 +52,9 @@ def compared(name: str, seen: dict[str, Any]) -> list[measure.Comparison]:
             ours = [each["steady"] for each in seen["loops"][mine]]
             theirs = [each[column] for each in seen["loops"][peer]]
             told = TOLD.get(peer, peer)
-            found.append(measure.compare(f"step {name}, {where}", ours, theirs, unit="ms", against=told, target=target))
+            found.append(
+                measure.compare(f"step {name}, {where}", ours, theirs, unit="ms", against=told, target=target)
+            )
     if {"raw", "ours"} <= set(seen["loops"]):
         ours, theirs = ([each["steady"] for each in seen["loops"][which]] for which in ("ours", "raw"))
         told = "by hand, its starts of epochs left out"

@@ -37,7 +37,9 @@ while step < STEPS:
         step += 1
         if step % SAVE_EVERY == 0 and dist.get_rank() == 0:
             beside = snapshot.with_suffix(".part")
-            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
+            torch.save(
+                {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside
+            )
             os.replace(beside, snapshot)  # noqa: PTH105 - one word for what happens
         if step == STEPS:
             break

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
 BATCH, STEPS = 8, 10
 """Samples a rank, and steps of a turn."""
+COMMIT_S = 300.0
 
 
 class Block(nn.Module):
@@ -45,7 +46,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x and the result: (samples, width)."""
+        """Of (samples, width), and returns the same."""
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
@@ -69,7 +70,12 @@ class Ours:
         saving = ws.Saving(every=f"{STEPS}st", keep_last=1)
         batch = BATCH * WORLD
         self._run = ws.Run(
-            folder, global_batch=batch, micro_batch=BATCH, duration=f"{STEPS * turns}st", strategy="fsdp", saving=saving
+            folder,
+            global_batch=batch,
+            micro_batch=BATCH,
+            duration=f"{STEPS * turns}st",
+            strategy="fsdp",
+            saving=saving,
         )
         model = self._run.model(lambda: network(width, blocks))
         self._run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4), model)
@@ -92,7 +98,7 @@ class Ours:
         if self._turn:
             _wait_for(self._saves / f"step-{self._turn * STEPS:08d}")
         self._turn += 1
-        return [end - begin for begin, end in zip(marks, marks[1:], strict=False)]
+        return [end - begin for begin, end in pairwise(marks)]
 
     def close(self) -> None:
         """The run ends with a last save."""
@@ -102,7 +108,9 @@ class Ours:
 class ByHand:
     """The same training by hand; `save` is called at the begin of a turn and returns what must end before the next."""
 
-    def __init__(self, step: Callable[[], None], save: Callable[[Path], Callable[[], Any] | None], folder: Path) -> None:
+    def __init__(
+        self, step: Callable[[], None], save: Callable[[Path], Callable[[], Any] | None], folder: Path
+    ) -> None:
         self._step, self._save, self._folder, self._turn = step, save, folder, 0
 
     def turn(self) -> list[float]:
@@ -120,15 +128,18 @@ class ByHand:
         if RANK == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
         dist.barrier()
-        return [end - begin for begin, end in zip(marks, marks[1:], strict=False)]
+        return [end - begin for begin, end in pairwise(marks)]
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def _wait_for(path: Path) -> None:
-    """Until this rank sees the commit; later ones may have replaced it."""
+    """Until this rank sees the commit. Raises TimeoutError where it does not come."""
+    until = time.monotonic() + COMMIT_S
     while not path.exists():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{path} was not committed within {COMMIT_S:g} s")
         time.sleep(0.05)
 
 

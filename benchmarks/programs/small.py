@@ -23,7 +23,9 @@ def network() -> nn.Module:
 def dataset() -> TensorDataset:
     """The same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(LENGTH, 64, generator=generator), torch.randint(0, 10, (LENGTH,), generator=generator))
+    return TensorDataset(
+        torch.randn(LENGTH, 64, generator=generator), torch.randint(0, 10, (LENGTH,), generator=generator)
+    )
 
 
 def made(step: int) -> None:

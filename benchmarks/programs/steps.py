@@ -64,7 +64,9 @@ class Shape:
     def loader(self, **more: Any) -> DataLoader[Any]:
         """A DataLoader with the settings that all loops share."""
         workers = 0 if self.in_memory else self.workers
-        return DataLoader(more.pop("dataset"), num_workers=workers, pin_memory=CUDA, persistent_workers=workers > 0, **more)
+        return DataLoader(
+            more.pop("dataset"), num_workers=workers, pin_memory=CUDA, persistent_workers=workers > 0, **more
+        )
 
 
 def samples(size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -344,26 +346,38 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def take_turns(loops: dict[str, Loop], rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Train in rounds, the loops in another order in each; the first one warms everything up."""
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in loops}
+    names = list(loops)
+    for number in range(rounds + 1):
+        at = number % len(names)
+        for name in names[at:] + names[:at]:
+            took = loops[name].turn()
+            if number:
+                seen[name].append(took)
+    return seen
+
+
+def profile(loops: dict[str, Loop]) -> None:
+    """Where the host's time goes in each of our loops."""
+    for name, loop in loops.items():
+        if isinstance(loop, Endless) and name.startswith("ours"):
+            if RANK == 0:
+                print(f"host time of {name}, rank 0", flush=True)
+            loop.profile()
+
+
 def main() -> None:
-    """Train in rounds, the loops in another order in each, and print what was seen."""
+    """Train, and print what was seen."""
     asked = arguments()
     if CUDA:
         torch.cuda.set_device(DEVICE)
     shape = Shape(asked.width, asked.layers, asked.batch, asked.steps, asked.in_memory, asked.workers)
     loops = build(asked.loops.split(","), shape, asked.dir, asked.rounds + 1 + asked.profile)
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in loops}
-    names = list(loops)
-    for number in range(asked.rounds + 1):
-        at = number % len(names)
-        for name in names[at:] + names[:at]:
-            took = loops[name].turn()
-            if number:  # the first round warms everything up
-                seen[name].append(took)
-    for name, loop in loops.items():
-        if asked.profile and isinstance(loop, Endless) and name.startswith("ours"):
-            if RANK == 0:
-                print(f"host time of {name}, rank 0", flush=True)
-            loop.profile()
+    seen = take_turns(loops, asked.rounds)
+    if asked.profile:
+        profile(loops)
     device = torch.cuda.get_device_name() if CUDA else "cpu"
     if RANK == 0:
         print(json.dumps({"loops": seen, "ranks": WORLD, "device": device}), flush=True)

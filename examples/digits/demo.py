@@ -41,9 +41,13 @@ def main() -> int:
     began = time.monotonic()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="worldsize-demo-"))
     straight, disturbed = (Training(folder / name, args.epochs) for name in ("undisturbed", "disturbed"))
-    print("Real handwritten digits, one program, trained twice: undisturbed, and with everything that can happen to it.")
+    print(
+        "Real handwritten digits, one program, trained twice: undisturbed, and with everything that can happen to it."
+    )
     print(f"   $ RUNS={shlex.quote(str(folder))}")
-    print("   $ export WORLDSIZE_LEDGER=$RUNS/<run>-ledger       # each process notes there which samples it was given")
+    print(
+        "   $ export WORLDSIZE_LEDGER=$RUNS/<run>-ledger       # each process notes there which samples it was given"
+    )
     print("   $ export OMP_NUM_THREADS=1                         # more threads are slower on images of 8 x 8 pixels")
     undisturbed(straight)
     interrupted(disturbed)
@@ -86,13 +90,19 @@ def compare(straight: Training, disturbed: Training) -> bool:
     steps, difference = largest_difference(straight, disturbed)
     epochs, odd = audit(disturbed)
     checks = (
-        (accuracy >= LEAST_ACCURACY, f"accuracy on the held-out fifth: {accuracy:.2%} (at least {LEAST_ACCURACY:.0%})"),
+        (
+            accuracy >= LEAST_ACCURACY,
+            f"accuracy on the held-out fifth: {accuracy:.2%} (at least {LEAST_ACCURACY:.0%})",
+        ),
         (
             difference < LARGEST_DIFFERENCE and steps == straight.steps(),
             f"largest relative loss difference to the undisturbed run: {difference:.1e} over {steps} steps "
             f"(below {LARGEST_DIFFERENCE:.0e})",
         ),
-        (not odd and epochs == straight.epochs, odd or f"every sample was seen exactly once in each of {epochs} epochs"),
+        (
+            not odd and epochs == straight.epochs,
+            odd or f"every sample was seen exactly once in each of {epochs} epochs",
+        ),
     )
     for holds, line in checks:
         print(f"   {'yes' if holds else 'NO '}  {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 GLOBAL, MICRO, LENGTH = 48, 4, 202
 """12 micro-batches a step; the last step of an epoch has 10 samples: two micro-batches and a half."""
 STEPS_PER_EPOCH = 5
+ROOT = Path(__file__).parents[2]
 
 LAYOUTS = ("single:1", *(f"{name}:{ranks}" for name in ("ddp", "fsdp") for ranks in (1, 2, 3, 4)))
 
@@ -105,11 +107,11 @@ def make_run(folder: Path, layout: str, **settings: Any) -> ws.Run:
     )
 
 
-def work(run: ws.Run, curve: Curve, stop_after: int | None = None) -> None:
-    """Parts, loop and comparison of one run."""
+def work(run: ws.Run, curve: Curve, stop_after: int | None = None, period: int | None = None) -> None:
+    """Parts, loop and comparison of one run; the rate falls over the whole run, or swings with a period."""
     model = run.model(Net)
     optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
-    run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
+    run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, period or run.total_steps))
     average = run.average(model, 0.9)
     for step in run.steps(samples()):
         curve.rates[step.index] = optimizer.param_groups[0]["lr"]
@@ -186,3 +188,44 @@ def die_inside(folder: Path, layout: str, step: int, micro: int) -> None:
             if (now.index, number, run.comm.rank) == (step, micro, 0):
                 os.killpg(0, signal.SIGKILL)
         now.update()
+
+
+def endure(folder: Path, layout: str, duration: str) -> None:
+    """The training as a program of its own that commits every step, to be killed and started again."""
+    run = make_run(folder, layout, duration=duration, saving=ws.Saving(every="1st"))
+    work(run, Curve(), period=20)
+
+
+def linger(folder: Path, layout: str, waits: Mapping[str, float]) -> None:
+    """Two epochs, each with an evaluation, as a program that says where it is and takes its time.
+
+    Args:
+        folder: the run folder.
+        layout: strategy and ranks.
+        waits: seconds by place: "warm-up", "step", "evaluation" (for each of its batches).
+    """
+    run = make_run(folder, layout, saving=ws.Saving(every="1st"))
+    model = run.model(Net)
+    optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
+    run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
+    run.average(model, 0.9)
+    say("warm-up", waits)
+
+    def score(batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        say("evaluation", waits)
+        return {"right": model(batch[0]).argmax(1) == batch[1]}
+
+    for step in run.steps(samples()):
+        say("step", waits)
+        for x, y in step.micro_batches:
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        step.update()
+        if step.ends_epoch:
+            run.log(run.evaluate(score, samples(240)))
+            print("evaluated", step.index, flush=True)
+
+
+def say(place: str, waits: Mapping[str, float]) -> None:
+    """A line, and a rest."""
+    print(place, flush=True)
+    time.sleep(waits.get(place, 0.0))

@@ -266,7 +266,7 @@ def test_two_terminals_two_machines_ipv6(tmp_path: Path, machines: tuple[str, st
         start(*own, f"--node-rank={node}", path, inside=("ip", "netns", "exec", machine))
         for node, machine in enumerate(machines)
     ]
-    ended = [finish(command, 120) for command in commands]
+    ended = [finish(command, 240) for command in commands]
     assert [one.code for one in ended] == [0, 0], ended
     said = sorted(line for one in ended for line in one.out.splitlines())
     assert said == [f"[rank {rank}] 15.0 fd00::1" for rank in range(4)]

@@ -51,13 +51,11 @@ class Fit:
 
     def __init__(self, strategy: Strategy, model: nn.Module, loss: Callable[..., Tensor] = plain) -> None:
         self.strategy, self.model, self.loss = strategy, model, loss
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [value for value in model.parameters() if value.dim() > 1], "weight_decay": 0.1},
-                {"params": [value for value in model.parameters() if value.dim() < 2]},
-            ],
-            lr=0.01,
-        )
+        groups: list[dict[str, Any]] = [
+            {"params": [value for value in model.parameters() if value.dim() > 1], "weight_decay": 0.1},
+            {"params": [value for value in model.parameters() if value.dim() < 2]},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=0.01)
         self.statistics = RunningStatistics(model, strategy)
         self.others: list[tuple[Strategy, nn.Module]] = []
         self.losses: list[float] = []

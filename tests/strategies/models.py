@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.a, self.b = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return x + self.drop(self.b(torch.tanh(self.a(x))))
 
 
@@ -36,10 +36,10 @@ class Blocks(nn.Module):
         self.blocks = nn.ModuleList([Block(drop), Block(drop)])
         self.head = nn.Linear(WIDTH, out)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.encode(x))
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor) -> Any:
         for block in self.blocks:
             x = block(x)
         return x
@@ -60,7 +60,7 @@ class TiedInRoot(Blocks):
         self.inp, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.head.weight = self.inp.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.encode(self.inp(x)))[:, :3].clone()
 
 
@@ -74,7 +74,7 @@ class TiedToBlock(Blocks):
         assert isinstance(block, Block)
         self.inp.weight = block.b.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return super().forward(self.inp(torch.cat([x, x], 1)))
 
 
@@ -115,7 +115,7 @@ class Unused(Blocks):
         super().__init__()
         self.never, self.sometimes = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3)
 
-    def forward(self, x: Tensor, *, some: bool = False) -> Tensor:
+    def forward(self, x: Tensor, *, some: bool = False) -> Any:
         hidden = self.encode(x)
         return self.head(hidden) + (self.sometimes(hidden) if some else 0.0)
 
@@ -149,11 +149,14 @@ class Buffers(Blocks):
 
     def __init__(self) -> None:
         super().__init__()
+        self.steps: Tensor
+        self.mask: Tensor
+        self.table: Tensor
         self.register_buffer("steps", torch.arange(WIDTH))
         self.register_buffer("mask", torch.tensor([True, False] * (WIDTH // 2)))
         self.register_buffer("table", torch.linspace(0, 1, WIDTH), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return super().forward(torch.where(self.mask, x, -x) + self.table * self.steps)
 
 
@@ -172,7 +175,7 @@ class Norms(nn.Module):
         self.frozen.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.mean(torch.tanh(self.usual(self.inp(x))))
         return self.head(self.frozen(self.twice(torch.tanh(self.twice(torch.tanh(x))))))
 
@@ -187,7 +190,7 @@ class NormBlocks(nn.Module):
         )
         self.head = nn.Linear(WIDTH, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -201,7 +204,7 @@ class Disordered(nn.Module):
         self.last, self.first = nn.Linear(1, 3), nn.Linear(WIDTH, 9)
         self.middle = nn.Linear(9, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.last(self.middle(torch.tanh(self.first(x))))
 
 
@@ -212,7 +215,7 @@ class Scalar(Blocks):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return super().forward(x) * self.scale
 
 
@@ -229,7 +232,7 @@ class Rotary(nn.Module):
         with torch.no_grad():
             self.table.copy_(torch.linspace(0, 2, WIDTH))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return x * torch.cos(self.table)
 
 
@@ -246,7 +249,7 @@ class ForMeta(nn.Module):
         self.norm, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
         self.head.weight = self.inp.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.rotary(self.inp(x))[:, None]
         for block in self.blocks:
             x = block(x)
@@ -283,7 +286,7 @@ def penalty(model: nn.Module, x: Tensor, y: Tensor, micro: int) -> Tensor:
     """A second derivative: the norm of the gradient in the input."""
     del micro
     x = x.requires_grad_()
-    out = model(x)
+    out: Tensor = model(x)
     (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     return functional.cross_entropy(out, y, reduction="none") + (slope.norm(dim=1) - 1) ** 2
 

@@ -8,6 +8,7 @@ import pytest
 from tests.strategies import fitting
 from tests.strategies.models import CASES
 from worldsize.runtime import session
+from worldsize.testing.ranks import run_ranks
 
 if TYPE_CHECKING:
     from worldsize.testing.ranks import RankPool
@@ -16,13 +17,10 @@ LAYOUTS = [("ddp", 2), ("fsdp", 2), ("ddp", 3), ("fsdp", 3)]
 _made: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """What one rank makes of every case."""
-    if ("single", 1) not in _made:
-        _made["single", 1] = [fitting.fit_all("single", 1)]
-        session.close()
-    return _made["single", 1][0]
+    return run_ranks(fitting.fit_all, 1, "single", 1, timeout=280)[0]
 
 
 def _ranks(pool: RankPool, name: str) -> list[dict[str, Any]]:

@@ -58,6 +58,28 @@ def _past_the_door(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Tenso
     return nn.functional.cross_entropy(model.head(hidden), y, reduction="none")
 
 
+class Sometimes(Unused):
+    """Every parameter is used, some only in one micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.never
+
+
+def _sometimes(name: str) -> str:
+    strategy = opened(name)
+    made = Fit(strategy, placed(strategy, Sometimes), sometimes)
+    said = ""
+
+    def call() -> None:
+        nonlocal said
+        for number in (0, 1):
+            made.micro(0, 2 * strategy.rank + number, last=number == 1)
+        said = str(strategy.check_gradients(made.model))
+
+    return attempt(call).replace("passed", said)
+
+
 class Stored(Blocks):
     """Keeps a method that was bound before the model was placed."""
 
@@ -116,7 +138,7 @@ def _lazy() -> nn.Module:
 def _all(name: str) -> dict[str, Any]:
     return {
         "unused": _step(name, Unused),
-        "unused in the last": _step(name, Unused, sometimes),
+        "sometimes": _sometimes(name),
         "frozen later": _refrozen(name, value=False),
         "thawed later": _refrozen(name, value=True),
         "past the door": _step(name, Blocks, _past_the_door) if name == "ddp" else "",
@@ -145,8 +167,8 @@ def said(two: RankPool) -> dict[str, dict[str, Any]]:
     found = {}
     for name in ("ddp", "fsdp"):
         first, second = two.run(_all, name, timeout=200)
-        assert first == second
-        found[name] = first
+        found[name], found[f"{name} on rank 1"] = first, second
+        assert {**first, "sometimes": ""} == {**second, "sometimes": ""}
     return found
 
 
@@ -159,12 +181,16 @@ def test_parameters_without_gradient_are_named(name: str, said: dict[str, dict[s
     assert "never.weight, never.bias, sometimes.weight, sometimes.bias" in said[name]["unused"]
 
 
-def test_a_parameter_that_the_last_micro_batch_does_not_use_is_named(said: dict[str, dict[str, Any]]) -> None:
+def test_what_only_some_micro_batches_use_is_named_by_ddp(said: dict[str, dict[str, Any]]) -> None:
     """DDP exchanges in the last micro-batch; what only earlier ones used would stay a rank's own (B068, B069)."""
-    assert (
-        "sometimes.weight" in said["ddp"]["unused in the last"] or "never.weight" in said["ddp"]["unused in the last"]
-    )
-    assert "unused_parameters='allow'" in said["ddp"]["unused in the last"]
+    assert "sometimes.weight" in said["ddp"]["sometimes"]
+    assert "unused_parameters='allow'" in said["ddp"]["sometimes"]
+
+
+def test_what_only_one_rank_uses_is_named_by_fsdp_elsewhere(said: dict[str, dict[str, Any]]) -> None:
+    """FSDP reduces what any micro-batch used; a rank that never used a parameter names it (B068)."""
+    assert said["fsdp"]["sometimes"] == "[]"
+    assert said["fsdp on rank 1"]["sometimes"] == "['sometimes.weight', 'sometimes.bias']"
 
 
 @BOTH

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -91,9 +92,9 @@ class Report:
             self._first = step.epoch
             if step.index > 0:
                 inside = f", step {within} of {self._steps}" if within else ""
-                self._once(f"Resuming training from snapshot at epoch {step.epoch}{inside}")
+                self._once(lambda: f"Resuming training from snapshot at epoch {step.epoch}{inside}")
         elif within == 0 and step.epoch % self._every == 0:
-            self._saved(step.epoch)
+            self._once(lambda: self._saved(step.epoch))
         if within == 0:
             rank = self._run.comm.rank
             print(f"[GPU{rank}] Epoch {step.epoch} | Batchsize: {len(step.ids)} | Steps: {self._steps}", flush=True)
@@ -101,16 +102,16 @@ class Report:
     def end(self) -> None:
         """What is told when the last step was made."""
         if self._first is not None:
-            self._saved(self._total)
+            self._once(lambda: self._saved(self._total))
 
-    def _saved(self, epochs: int) -> None:
+    def _saved(self, epochs: int) -> str:
         newest = max((self._run_dir / "checkpoints").glob("step-*"))
-        self._once(f"Epoch {epochs} | Training checkpoint saved at {newest}")
+        return f"Epoch {epochs} | Training checkpoint saved at {newest}"
 
-    def _once(self, line: str) -> None:
+    def _once(self, line: Callable[[], str]) -> None:
         """By one process of all nodes: its rank in the whole world is 0, not only its rank on the node."""
         if self._run.comm.rank == 0:
-            print(line, flush=True)
+            print(line(), flush=True)
 
 
 def explained(error: LayoutError, run_dir: Path, ranks: int) -> LayoutError:
@@ -125,7 +126,7 @@ def explained(error: LayoutError, run_dir: Path, ranks: int) -> LayoutError:
     else:
         do = f"give --batch_size {step // ranks}"
     return LayoutError(
-        f"--batch_size is per rank: this run was begun with {per_rank} on {step // per_rank} rank(s), {step} samples a step",
+        f"--batch_size is per rank: this run is one of {per_rank} on {step // per_rank} rank(s): {step} samples a step",
         found=f"{ranks} rank(s) now; {error.found}",
         do=f"{do}; or choose another --run_dir",
     )

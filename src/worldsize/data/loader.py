@@ -130,8 +130,17 @@ class Loader:
         everyone = self._comm.gather(found)
         for rank, other in enumerate(everyone):
             if other != everyone[0]:
-                raise DataError("ranks see different data", found=f"rank 0: {everyone[0]}, rank {rank}: {other}")
+                raise DataError(
+                    "ranks see different data",
+                    found=f"rank 0: {everyone[0]}, rank {rank}: {other}",
+                    do="make it alike on every rank: from the same files, or under a fixed seed",
+                )
         return found
+
+    @property
+    def numbered(self) -> bool:
+        """Whether any step is found from its number alone; else `state_dict` must be kept with it."""
+        return not self._source.iterable
 
     def state_dict(self) -> dict[str, Any]:
         """What must be kept to go on behind the last step given, in plain values; empty where its number is enough.

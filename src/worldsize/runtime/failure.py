@@ -39,10 +39,11 @@ def reported() -> bool:
 
 
 def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
-    """One line on stderr, and the launcher's file."""
+    """One line on stderr, and the launcher's file; only the file where our own launcher says the line itself."""
     line = f"worldsize: {_who()}{error}{_where(trace)}"
     _write(error, line, trace)
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - these are the last words
+    if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 - these are the last words
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

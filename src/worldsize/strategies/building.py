@@ -216,7 +216,8 @@ def _rehearse(module: nn.Module) -> dict[int, list[str]]:
         reset = _reset_of(module)
         if reset is not None:
             reset()
-    return writes.log
+    log: dict[int, list[str]] = writes.log
+    return log
 
 
 def _sharing(model: nn.Module) -> dict[Tensor, dict[nn.Module, None]]:

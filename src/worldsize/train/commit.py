@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worldsize.checkpoint.save import Checkpointer, Outcome
+    from worldsize.data.loader import Loader
     from worldsize.track.base import Tracker
     from worldsize.train.engine import Engine
     from worldsize.train.keep import Kept
@@ -35,6 +36,7 @@ class Committer:
     engine: Engine
     kept: Kept
     saving: Saving
+    loader: Loader
     checkpointer: Checkpointer
     tracker: Tracker
     screen: Progress
@@ -78,6 +80,7 @@ class Committer:
             self.kept.refuse_differences(self.engine.comm)
             # The checkpointer itself knows what is committed already, and tries again what failed.
             tensors, plain = state.tensors(self.engine, self.kept), state.plain(self.engine, self.kept, at)
+            plain["data"] = self.loader.state_dict()
             self.checkpointer.save(tensors, plain, self._facts(at), wait=wait)
             self.since = time.monotonic()
         outcomes = self.checkpointer.wait() if wait else self.checkpointer.poll()

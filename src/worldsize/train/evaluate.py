@@ -10,6 +10,7 @@ import torch
 from worldsize.data.batch import BatchPlan
 from worldsize.data.keys import key
 from worldsize.data.loader import Loader
+from worldsize.data.sources import adopt
 from worldsize.errors import DataError, StepError
 from worldsize.runtime import signals
 from worldsize.runtime.seeds import reseed, reseeded
@@ -97,12 +98,12 @@ class Evaluator:
 
     def _loader(self, data: Any) -> Loader:
         if id(data) not in self._loaders:
-            micro = getattr(data, "batch_size", None) or self._micro_batch
-            dataset = getattr(data, "dataset", data)
-            length, ranks = len(dataset), self._engine.strategy.ranks
-            if not length:
-                raise DataError("the evaluation data is empty")
-            size = min(int(micro or length), length)
+            source, ranks = adopt(data, self._engine.seed), self._engine.strategy.ranks
+            if not source.length:
+                raise DataError(
+                    "evaluation needs data of known length that is not empty", found=f"length {source.length}"
+                )
+            size = min(source.micro_batch or self._micro_batch or source.length, source.length)
             while len(self._loaders) >= _KEPT:
                 self._loaders.pop(next(iter(self._loaders)))[1].close()
             # The data is held with its loader: an id alone could come again for another object.
@@ -110,7 +111,7 @@ class Evaluator:
                 data,
                 Loader(
                     data,
-                    BatchPlan(length, size * ranks, size),
+                    BatchPlan(source.length, size * ranks, size),
                     seed=key(self._engine.seed, "evaluation"),
                     rank=self._engine.strategy.rank,
                     ranks=ranks,

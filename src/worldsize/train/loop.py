@@ -58,8 +58,7 @@ class Loop:
         stop = None if self.total is None else self.total + self.at.shift
         source = self.loader.steps(self.at.step + self.at.shift, stop)
         if self.at.tail:
-            piece = self.loader.plan.step(self.at.step + self.at.shift - 1)
-            yield from self._offer(Step.again(self.engine, piece, self.at.shift, self.at.tail))
+            yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
             self.at.tail = None
         self._settle(self._ask().wait())
         batches, began = next(source, None), self.at.step
@@ -69,11 +68,12 @@ class Loop:
             yield from self._offer(step)
             self._count(step, batches.totals["samples"])
             asked = self._ask()
-            # The answer travels while the next step's data is fetched.
-            batches = next(source, None)
+            # The answer travels while the next step's data is fetched, unless where the data stands must be saved first.
+            batches = next(source, None) if self.loader.numbered else None
             if step.index == began:
                 self.committer.prepare()
             self._settle(asked.wait(), step)
+            batches = batches if self.loader.numbered else next(source, None)
         self._finish()
 
     def interrupted(self) -> None:
@@ -81,7 +81,7 @@ class Loop:
         step = self.current
         if step is not None and step.updated and not step.made:
             self._count(step, step.totals["samples"])
-            self.at.tail = {"totals": dict(step.totals), "loss": float(step.loss)}
+            self.at.tail = step.tail()
         self._leave(signals.received() or "stop")
 
     @property
@@ -105,11 +105,10 @@ class Loop:
         self.current = None
 
     def _count(self, step: Step, samples: float) -> None:
-        piece = self.loader.plan.step(step.index + self.at.shift)
         self.at.step, self.at.samples = step.index + 1, self.at.samples + int(samples)
-        self.at.epoch = piece.epoch + piece.ends_epoch
+        self.at.epoch = step.epoch + step.ends_epoch
         self.at.tokens += tokens(step.totals) if self.total is None else 0
-        if piece.ends_epoch:
+        if step.ends_epoch:
             self.engine.end_epoch()
         self.wants_save = self.committer.due(step, self.at)
         self.recorder.take(step, self.at.samples, self.engine.parts.optimizers)

@@ -109,7 +109,7 @@ def begin(
     order = {"shuffle": source.shuffle, "drop_last": source.drop_last, "drawn": source.sampler is not None}
     notes = decide(comm, lambda: folder.begin(settings, order))
     notes += folder.same_data(comm, settings, loader.fingerprint())
-    at, more = resume(engine, settings, kept)
+    at, more = resume(engine, settings, kept, loader)
     at.shift = position(cut, at) - at.step
     if total is not None and settings.duration.unit != "st":
         total -= at.shift  # what the duration counts was planned with other steps before the shift
@@ -120,13 +120,13 @@ def begin(
     checkpointer = Checkpointer(
         settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error=settings.saving.on_error
     )
-    for note in [*notes, *more]:
+    for note in [*notes, *more, *([cut.short] if cut.short else [])]:
         screen.say(f"worldsize: {note}")
     tracker.event(
         "start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv
     )
     committer = Committer(
-        engine, kept, settings.saving, checkpointer, tracker, screen,
+        engine, kept, settings.saving, loader, checkpointer, tracker, screen,
         announce=on_one(comm, lambda: report.committed, _nobody),
         resumed_at=-1 if at.tail else at.step or -1,
         exact="own-generator" if "own-generator" in settings.accept else True,
@@ -137,7 +137,7 @@ def begin(
     )  # fmt: skip
 
 
-def resume(engine: Engine, settings: Settings, kept: Kept) -> tuple[state.Progress, list[str]]:
+def resume(engine: Engine, settings: Settings, kept: Kept, loader: Loader) -> tuple[state.Progress, list[str]]:
     """Read the newest checkpoint that is whole into models, optimizers and everything else. Collective."""
     path, notes = load.newest(settings.dir, engine.comm)
     if path is None:
@@ -146,6 +146,7 @@ def resume(engine: Engine, settings: Settings, kept: Kept) -> tuple[state.Progre
     wanted = state.wanted(engine, kept, train)
     load.load(path, wanted, engine.comm)
     at = state.restore(engine, kept, train, wanted)
+    loader.load_state_dict(train["data"])
     return at, [*notes, f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen"]
 
 

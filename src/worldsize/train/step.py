@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worldsize.data.batch import Piece
 from worldsize.data.keys import key
 from worldsize.data.loader import StepBatches
 from worldsize.errors import StepError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from worldsize.data.batch import Piece
     from worldsize.data.loader import Micro
     from worldsize.train.engine import Engine
     from worldsize.train.parts import Trained
@@ -276,12 +276,18 @@ class Step:
         self._sums: dict[str, tuple[float | Tensor, float]] = {}
 
     @classmethod
-    def again(cls, engine: Engine, piece: Piece, shift: int, tail: Mapping[str, Any]) -> Step:
+    def again(cls, engine: Engine, index: int, tail: Mapping[str, Any]) -> Step:
         """A step that was made before an interruption: no micro-batches, nothing to update, only what follows it."""
-        step = cls(engine, StepBatches(piece, [], dict(tail["totals"]), 0), shift)
+        piece = Piece(index, tail["epoch"], 0, int(tail["totals"]["samples"]), ends_epoch=tail["ends_epoch"])
+        step = cls(engine, StepBatches(piece, [], dict(tail["totals"]), 0))
         step.made = True
         step._lost = torch.tensor(tail["loss"], dtype=torch.float64, device=engine.device)
         return step
+
+    def tail(self) -> dict[str, Any]:
+        """What `again` needs, in plain values."""
+        where = {"epoch": self.epoch, "ends_epoch": self.ends_epoch}
+        return {**where, "totals": dict(self.totals), "loss": float(self.loss)}
 
     @property
     def ids(self) -> list[int]:

@@ -1,0 +1,60 @@
+"""Room: what goes wrong on real machines, done on purpose: a world killed at any instant, a disk of a given size."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from worldsize.checkpoint.manifest import FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from worldsize.testing.nursery import Crew
+
+
+def kill_after(crew: Crew, seconds: float) -> bool:
+    """SIGKILL to all ranks after this time. False where they had all ended by then."""
+    codes = crew.wait(seconds)
+    crew.kill()
+    return None in codes
+
+
+def kill_in_save(crew: Crew, run_dir: Path, seconds: float, timeout: float = 60.0) -> bool:
+    """SIGKILL to all ranks this long after a save has begun to write. False where they ended, or none began in time."""
+    end = time.monotonic() + timeout
+    before = _half_written(run_dir)
+    while not _half_written(run_dir) - before:
+        if None not in crew.codes() or time.monotonic() > end:
+            crew.kill()
+            return False
+        time.sleep(0.0005)
+    time.sleep(seconds)
+    crew.kill()
+    return True
+
+
+@contextmanager
+def tmpfs(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes at `folder`, which is made. Needs root on Linux; raises OSError without."""
+    folder.mkdir(parents=True, exist_ok=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = os.fsencode(folder)
+    if libc.mount(b"tmpfs", target, b"tmpfs", 0, f"size={size}".encode()):
+        raise OSError(ctypes.get_errno(), "tmpfs cannot be mounted here", str(folder))
+    try:
+        yield folder
+    finally:
+        libc.umount2(target, 2)  # MNT_DETACH: also while something holds a file open
+
+
+def _half_written(run_dir: Path) -> set[str]:
+    """What a save under way, or a killed one, has in the folder of the checkpoints."""
+    try:
+        return {name for name in os.listdir(run_dir / FOLDER) if name.endswith(".tmp")}
+    except FileNotFoundError:
+        return set()
