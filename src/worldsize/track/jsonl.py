@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,9 +22,7 @@ class JsonLines:
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self._attempt = attempt
-        # Line buffered: a reader (or a report after a SIGKILL) sees whole lines at once.
-        self._metrics = (folder / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
-        self._events = (folder / "events.jsonl").open("a", buffering=1, encoding="utf-8")
+        self._metrics, self._events = _append(folder / "metrics.jsonl"), _append(folder / "events.jsonl")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One line: step, time, attempt, and the values; numbers that JSON lacks (NaN, infinity) become text."""
@@ -42,6 +40,16 @@ class JsonLines:
 
     def _write(self, file: Any, row: dict[str, Any]) -> None:
         file.write(json.dumps({**row, "attempt": self._attempt, "time": round(time.time(), 3)}) + "\n")
+
+
+def _append(path: Path) -> TextIO:
+    """Open at the end, on a line of its own: a kill may have cut the last one."""
+    cut = path.exists() and path.stat().st_size > 0 and _last_byte(path) != b"\n"
+    # Line buffered: a reader (or a report after a SIGKILL) sees whole lines at once.
+    file = path.open("a", buffering=1, encoding="utf-8")
+    if cut:
+        file.write("\n")
+    return file
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -64,3 +72,9 @@ def latest(rows: list[dict[str, Any]], value: str) -> dict[int, float]:
         if value in row and row["attempt"] >= found.get(row["step"], (-1, 0.0))[0]:
             found[row["step"]] = (row["attempt"], float(row[value]))
     return {step: number for step, (_, number) in sorted(found.items())}
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1)
