@@ -10,20 +10,21 @@ from typing import Any
 import measure
 
 LIMIT_S = 0.5
-WARM_UP = 3
-"""Iterations of the first turn that do not count as undisturbed."""
+
+
+def undisturbed(turns: list[list[float]]) -> float:
+    """The time of an iteration with nothing beside it: the shortest of all, since memory is prepared early on."""
+    return min(seconds for turn in turns for seconds in turn)
 
 
 def stalls(turns: list[list[float]]) -> list[float]:
     """For each turn with a save: its first iteration less an undisturbed one, in seconds."""
-    usual = statistics.median(turns[0][WARM_UP:])
-    return [turn[0] - usual for turn in turns[1:]]
+    return [turn[0] - undisturbed(turns) for turn in turns[1:]]
 
 
 def slowdown(turns: list[list[float]]) -> float:
     """How much longer iterations take while a save is written behind them."""
-    usual = statistics.median(turns[0][WARM_UP:])
-    return statistics.median(seconds for turn in turns[2:] for seconds in turn[1:]) / usual
+    return statistics.median(seconds for turn in turns[2:] for seconds in turn[1:]) / undisturbed(turns)
 
 
 def compared(seen: dict[str, Any]) -> list[measure.Comparison]:

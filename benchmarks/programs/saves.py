@@ -1,8 +1,8 @@
 """Room: one sharded training that saves in several ways in turn, in one set of processes. Every iteration is timed.
 
-A turn is a row of steps with a save in its first iteration; the first turn of each way has none and gives the time of
-an undisturbed step. After a turn everything that still writes is waited for, untimed, and the save is deleted. Prints
-JSON: seconds of each iteration, for each way and turn.
+A turn is a row of steps with a save in its first iteration; the first turn of each way has none. After a turn everything
+that still writes is waited for, untimed, and the save is deleted. Prints JSON: seconds of each iteration, for each way
+and turn.
 """
 
 from __future__ import annotations

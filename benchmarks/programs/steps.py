@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class Shape:
         )
 
 
+@cache
 def samples(size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and classes, the same on every rank."""
     generator = torch.Generator().manual_seed(0)

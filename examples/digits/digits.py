@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
 from torch.utils.data import TensorDataset
+
+HOLD_OUT = 5
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
@@ -14,7 +16,7 @@ def load() -> tuple[TensorDataset, TensorDataset]:
     found = load_digits()
     images = torch.tensor(found.images / 16, dtype=torch.float32)[:, None]
     labels = torch.tensor(found.target)
-    held_out = torch.arange(len(labels)) % 5 == 4
+    held_out = torch.arange(len(labels)) % HOLD_OUT == 0
     return (
         TensorDataset(images[~held_out], labels[~held_out]),
         TensorDataset(images[held_out], labels[held_out]),
@@ -33,7 +35,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, 1, 8, 8) grey values from 0 to 1 -> (samples, 10) scores."""
-        x = F.relu(self.first_norm(self.first(x)))
-        x = F.max_pool2d(F.relu(self.second_norm(self.second(x))), 2)
+        x = relu(self.first_norm(self.first(x)))
+        x = max_pool2d(relu(self.second_norm(self.second(x))), 2)
         scores: Tensor = self.last(self.drop(x.flatten(1)))
         return scores

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch.nn.functional as F
 from digits import Net, load
+from torch.nn.functional import cross_entropy
 
 import worldsize as ws
 
@@ -36,7 +36,7 @@ def main() -> None:
     run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
     for step in run.steps():
         for images, labels in step.micro_batches:
-            step.backward(F.cross_entropy(model(images), labels, reduction="none"))
+            step.backward(cross_entropy(model(images), labels, reduction="none"))
         step.update()
         if step.ends_epoch:
             scores = run.evaluate(lambda batch: {"accuracy": model(batch[0]).argmax(1) == batch[1]}, eval_set)
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--duration", default="6ep", help="6ep (epochs), 150st (steps), 10ksa (samples)")
     parser.add_argument("--global-batch", type=int, default=64, help="samples of a step, over all ranks")
     parser.add_argument("--micro-batch", type=int, default=8, help="samples of a forward pass on one rank")
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--precision", default="fp32", help="fp32, fp64, bf16 or fp16")
     parser.add_argument("--save-every", default="1ep", help="between checkpoints: 1ep, 10st")
     return parser.parse_args()

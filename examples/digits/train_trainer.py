@@ -1,4 +1,4 @@
-"""The same training from its parts, with `ws.Trainer`: python examples/digits/train_trainer.py runs/digits-trainer"""
+"""The same training from its parts: python examples/digits/train_trainer.py runs/digits-trainer (or worldsize run)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ train_set, eval_set = load()
 ws.Trainer(
     model=Net,
     loss=nn.CrossEntropyLoss(),
-    optimizer=lambda model: AdamW(model.parameters(), 3e-3),
+    optimizer=lambda model: AdamW(model.parameters(), 5e-3),
     schedule=CosineAnnealingLR,
     data=train_set,
     eval_data=eval_set,

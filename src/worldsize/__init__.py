@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from worldsize.world import World
 
 __all__ = [  # noqa: RUF022 - in the order of API.md
-    "Run", "Trainer", "Saving", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "World", "WorldsizeError",
+    "Run", "Trainer", "Saving", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "World",
+    "WorldsizeError",
 ]  # fmt: skip
 
 

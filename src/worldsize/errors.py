@@ -82,6 +82,12 @@ class LaunchError(WorldsizeError):
     """Processes could not be started, or one of them failed."""
 
 
+class NotStartedError(LaunchError):
+    """Nothing was started: the port, the program or the place is not as it was said."""
+
+    exit_code = EXIT_USAGE
+
+
 class MissingExtraError(WorldsizeError):
     """An optional package is not installed."""
 

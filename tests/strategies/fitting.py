@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 MICROS, SAMPLES = 6, 4
 
 
-def opened(name: str, precision: str = "fp64") -> Strategy:
+def opened(name: str, precision: str = "fp64", device: str = "cpu") -> Strategy:
     """The strategy on this rank's session."""
-    return registry.find(name)(Setting(session.session("cpu"), Precision.of(precision)))
+    return registry.find(name)(Setting(session.session(device), Precision.of(precision)))
 
 
 def placed(strategy: Strategy, build: Callable[[], nn.Module], **options: Any) -> nn.Module:
@@ -85,8 +85,9 @@ class Fit:
         for strategy, model in self.others:
             strategy.stand_by(model, last=last)
         x, y = micro(step, number)
-        x = x.to(self.strategy.setting.precision.parameters)
-        reseed(key(1, step, number))
+        device = self.strategy.device
+        x, y = x.to(device, self.strategy.setting.precision.parameters), y.to(device)
+        reseed(key(1, step, number), device)
         share = self.loss(self.model, x, y, number).sum() / (MICROS * SAMPLES)
         (share * self.strategy.averaged).backward()
         self.strategy.sent(self.model)

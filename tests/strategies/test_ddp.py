@@ -38,20 +38,19 @@ def test_a_resumed_run_sums_in_the_same_order(build: type[nn.Module], three: Ran
     assert three.run(_resumed, build, wide=0.0002) == [True] * 3
 
 
-def _buckets() -> tuple[int, int]:
+def _buckets() -> tuple[int, bool]:
     strategy = opened("ddp")
     made = Fit(strategy, placed(strategy, Blocks, bucket_mb=0.0002))
     wrapper = strategy._entries[made.model].wrapper  # type: ignore[attr-defined]
-    rebuilt = wrapper.reducer._rebuild_buckets()
-    print(sorted(wrapper._get_ddp_logging_data().items()))
-    return len(wrapper._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")), int(rebuilt)
+    again = bool(wrapper.reducer._rebuild_buckets())
+    made.step(0)
+    made.step(1)
+    return wrapper._get_ddp_logging_data()["num_buckets_reduced"], again
 
 
 def test_the_buckets_are_settled_before_the_first_step(two: RankPool) -> None:
-    """The wrapper has several buckets, rebuilt once while the model was placed, and nothing left to rebuild."""
-    for count, rebuilt in two.run(_buckets):
-        assert count > 2
-        assert rebuilt == 0
+    """Small buckets are chosen while the model is placed, from then on there is nothing left to rebuild."""
+    assert two.run(_buckets) == [(5, False)] * 2
 
 
 def _warned() -> list[str]:

@@ -7,7 +7,18 @@ import torch
 from torch import nn
 
 from tests.strategies.fitting import Fit, attempt, micro, opened, placed
-from tests.strategies.models import AllFrozen, Block, Blocks, Scalar, Unused, penalty, plain, sometimes
+from tests.strategies.models import (
+    WIDTH,
+    AllFrozen,
+    Block,
+    Blocks,
+    Buffers,
+    Scalar,
+    Unused,
+    penalty,
+    plain,
+    sometimes,
+)
 from worldsize.runtime import session
 from worldsize.strategies.base import full
 
@@ -91,7 +102,8 @@ class Stored(Blocks):
 def _bound_before(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Tensor:
     del y, number
     assert isinstance(model, Stored)
-    return model.stored(x).square().sum(1)
+    hidden: Tensor = model.stored(x)
+    return hidden.square().sum(1)
 
 
 def _two_backwards(name: str) -> str:
@@ -291,3 +303,34 @@ def test_single_refuses_freezing_too() -> None:
         assert "requires_grad was changed" in _refrozen("single", value=False)
     finally:
         session.close()
+
+
+class Stateful(Buffers):
+    """Moves one buffer by what it sees, and one by nothing but its calls; a third is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(()), persistent=False)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Any:
+        """Note the mean of the input."""
+        self.mean = torch.lerp(self.mean, x.mean(), 0.1)
+        self.cache = x.mean()
+        self.steps += 1
+        return super().forward(self.norm(x))
+
+
+def _differing(name: str) -> list[str]:
+    strategy = opened(name)
+    made = Fit(strategy, placed(strategy, Stateful))
+    made.step(0)
+    return strategy.differing_buffers(made.model)
+
+
+@BOTH
+def test_buffers_that_ranks_moved_apart_are_named(name: str, two: RankPool) -> None:
+    """A saved buffer that depends on what its rank saw is named; composed statistics, counters and caches are not."""
+    assert two.run(_differing, name) == [["mean"]] * 2

@@ -101,3 +101,6 @@ def numbers(folder: Path, name: str) -> dict[int, float]:
 def stop() -> None:
     """As a scheduler asks for it."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+OFTEN = ws.Saving(every="1st")

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import worldsize as ws
 from worldsize.errors import LayoutError
 from worldsize.runtime import env
-from worldsize.train.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worldsize.train.step import Step
 
 SAMPLES, INPUTS = 2048, 20
 
@@ -74,7 +78,7 @@ def train(total_epochs: int, save_every: int, batch_size: int, run_dir: str) -> 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """One number a sample."""
-    return F.mse_loss(outputs, targets, reduction="none")
+    return mse_loss(outputs, targets, reduction="none")
 
 
 class Report:

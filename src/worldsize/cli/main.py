@@ -56,10 +56,16 @@ def commands() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point: exits with the code of the command, or of the error."""
+    """The entry point: exits with the code of the command, or of the error, which takes one line."""
     try:
-        commands()
+        code = commands(standalone_mode=False)
     except WorldsizeError as error:
         click.echo(f"worldsize: {error}", err=True)
         sys.exit(error.exit_code)
-    sys.exit(0)
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "worldsize"
+        click.echo(f"{where}: {error.format_message()} Do: see {where} --help", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

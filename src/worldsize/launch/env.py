@@ -46,6 +46,7 @@ def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int,
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     env.setdefault("PYTHONUNBUFFERED", "1")
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     return env | dict(plan.options) | _contract(plan, share, local_rank) | _ours(plan, share, local_rank, folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from worldsize.errors import LaunchError
+from worldsize.errors import NotStartedError
 
 _WILDCARDS = ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0"))  # noqa: S104 - reserved, not listened on
 
@@ -17,14 +17,14 @@ def reserve(port: int = 0) -> socket.socket:
     port", neither for binding nor for connecting. So the port is ours until the socket is closed: no race is left.
 
     Raises:
-        LaunchError: another process has the port.
+        NotStartedError: another process has the port.
     """
     for family, address in _WILDCARDS:
         try:
             return _bound(family, address, port)
         except OSError as error:
             reason = error
-    raise LaunchError(
+    raise NotStartedError(
         f"port {port} is not free on this host",
         found=str(reason),
         do="leave --master-port out, and a free one is found; or end what uses it",
@@ -38,7 +38,7 @@ def listen(host: str, port: int) -> socket.socket | None:
     reachable by its peers all the same.
 
     Raises:
-        LaunchError: the host cannot be resolved.
+        NotStartedError: the host cannot be resolved.
         OSError: the port is taken.
     """
     from worldsize.runtime.network import is_loopback
@@ -58,7 +58,7 @@ def _own(host: str) -> tuple[socket.AddressFamily, str] | None:
     try:
         places = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise LaunchError(
+        raise NotStartedError(
             f"the rendezvous host {host} cannot be resolved on {socket.gethostname()}",
             found=str(error),
             do="write an address, or make the name known on every node",

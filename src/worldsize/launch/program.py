@@ -25,13 +25,15 @@ def argv(program: str, args: Sequence[str], *, module: bool = False, python: boo
         python: False: `program` is executed as it is, whatever it looks like.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: there is no such program, or it is one that may not be executed.
     """
     if module and not python:
         raise ConfigError("--module and --no-python contradict each other", do="drop one of them")
     if module:
         return (sys.executable, "-u", "-m", program, *args)
     path = Path(program)
+    if path.is_file() and not os.access(path, os.X_OK) and not (python and _is_python(path)):
+        raise ConfigError(f"{program!r} is not executable", do=f"chmod +x {program}")
     if python and (
         path.is_dir() or (path.is_file() and (path.suffix in {".py", ".pyz"} or not os.access(path, os.X_OK)))
     ):
@@ -46,6 +48,13 @@ def argv(program: str, args: Sequence[str], *, module: bool = False, python: boo
             do="name a script, an executable, or a module with -m",
         )
     return (found, *args)
+
+
+def _is_python(path: Path) -> bool:
+    """Whether Python should read it: by its name, or where no first line names another interpreter."""
+    with path.open("rb") as file:
+        first = file.readline(256)
+    return path.suffix in {".py", ".pyz"} or not first.startswith(b"#!") or b"python" in first
 
 
 def ranks(asked: str, environ: Mapping[str, str], device: str | None) -> int:

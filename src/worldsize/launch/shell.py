@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worldsize.errors import LaunchError
+from worldsize.errors import NotStartedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ class Group:
         """Start `argv` with exactly `env`; with `stdin` it reads what this process would have read.
 
         Raises:
-            LaunchError: the program is not there or cannot be executed.
+            NotStartedError: the program is not there or cannot be executed.
         """
         try:
             process = subprocess.Popen(  # noqa: S603 - starting the user's program is what this module is for
@@ -83,7 +83,11 @@ class Group:
                 process_group=self._guard.pid,
             )
         except (OSError, ValueError) as error:
-            raise LaunchError(f"{argv[0]} cannot be started", found=str(error)) from error
+            raise NotStartedError(
+                f"{argv[0]} cannot be started",
+                found=str(error),
+                do="see whether it is made for this machine, and whether the interpreter in its first line exists",
+            ) from error
         assert process.stdout is not None
         assert process.stderr is not None
         out, err = process.stdout.fileno(), process.stderr.fileno()

@@ -152,6 +152,11 @@ class Strategy(ABC):
         """Names of trained parameters that have no gradient now."""
         return [name for name, value, trained in self._placed[model] if trained and value.grad is None]
 
+    def differing_buffers(self, model: nn.Module) -> list[str]:
+        """Names of saved buffers that are not the same on all ranks, so that no rank's is the right one. Collective."""
+        del model
+        return []
+
     def sum_(self, tensor: Tensor) -> Any:
         """Start to sum a small tensor on `device` over ranks, in place. Returns what to wait on, or None."""
         del tensor

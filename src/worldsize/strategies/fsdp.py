@@ -214,8 +214,10 @@ def _cuts(inside: set[nn.Module], owners: set[nn.Module]) -> bool:
 
 
 def _managed(unit: nn.Module) -> list[Any]:
-    groups = fully_shard.state(unit)._fsdp_param_groups  # type: ignore[attr-defined] # noqa: SLF001
-    return [value for group in groups for value in group.fsdp_params]
+    """What the wrapper itself knows of each parameter of one unit; torch before 2.12 has one group, newer ones several."""
+    state = fully_shard.state(unit)  # type: ignore[attr-defined]
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return [value for group in groups if group is not None for value in group.fsdp_params]
 
 
 def _refuse_scalars(model: nn.Module) -> None:

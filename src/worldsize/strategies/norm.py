@@ -23,14 +23,14 @@ def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The 2-norm over all gradients together, a 0-dim tensor on `device`, where they are; collective where they are sharded.
+    """The 2-norm over all gradients together, a 0-dim tensor on `device`; collective where they are sharded.
 
     Gradients on different meshes are reduced mesh by mesh and then combined.
     """
     groups: dict[object, list[Tensor]] = defaultdict(list)
     for grad in grads:
         groups[grad.device_mesh if isinstance(grad, DTensor) else None].append(grad)
-    parts = [_whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
+    parts = [_whole(torch.nn.utils.get_total_norm(group)).to(device) for group in groups.values()]
     if not parts:
         return torch.zeros((), device=device)
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))

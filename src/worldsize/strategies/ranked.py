@@ -42,9 +42,8 @@ class Ranked(Strategy):
         Raises:
             LayoutError: with the names of what differs.
         """
-        everyone = self.setting.session.comm.gather(_digests(model))
-        names = sorted({name for digests in everyone for name in digests})
-        different = [name for name in names if len({digests.get(name) for digests in everyone}) > 1]
+        state = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+        different = self._differing(state)
         if different:
             raise LayoutError(
                 "the ranks built different weights",
@@ -52,11 +51,16 @@ class Ranked(Strategy):
                 do="give run.model the class or a function, so that it is built under the model's own random key",
             )
 
+    def differing_buffers(self, model: nn.Module) -> list[str]:
+        """Names of saved buffers that ranks moved in different ways. Running statistics are equal once composed."""
+        saved = model.state_dict().keys()
+        return self._differing({name: value for name, value in model.named_buffers() if name in saved})
 
-def _digests(model: nn.Module) -> dict[str, str]:
-    return {
-        name: _digest(value.detach()) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)
-    }
+    def _differing(self, values: dict[str, Tensor]) -> list[str]:
+        digests = {name: _digest(value.detach()) for name, value in values.items()}
+        everyone = self.setting.session.comm.gather(digests)
+        names = sorted({name for each in everyone for name in each})
+        return [name for name in names if len({each.get(name) for each in everyone}) > 1]
 
 
 def _digest(value: Tensor) -> str:

@@ -48,7 +48,7 @@ class Birth:
     """What the nursery is asked for."""
 
     call: bytes
-    """(function, arguments), pickled."""
+    """(function, arguments, named arguments), pickled."""
     env: Mapping[str, str]
     log: Path
     group: int
@@ -102,10 +102,10 @@ class Crew:
         self.pids: list[int] = []
         self._codes: dict[int, int] = {}
 
-    def start(self, fn: Callable[..., Any], *args: Any) -> None:
-        """Let every rank call `fn(*args)`; what it returns is lost, an exception ends the process as usual."""
+    def start(self, fn: Callable[..., Any], *args: Any, **named: Any) -> None:
+        """Let every rank call `fn(*args, **named)`; what it returns is lost, an exception ends the process as usual."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        call = cloudpickle.dumps((fn, args))
+        call = cloudpickle.dumps((fn, args, named))
         for rank in range(self.size):
             birth = Birth(call, self._env(rank), log_file(self.folder, rank), self.pids[0] if self.pids else 0)
             self.pids.append(nursery().fork(birth))

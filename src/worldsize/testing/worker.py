@@ -74,8 +74,8 @@ def _live(birth: Birth) -> None:
     env.export(birth.env)
     code = 0
     try:
-        fn, args = cloudpickle.loads(birth.call)
-        fn(*args)
+        fn, args, named = cloudpickle.loads(birth.call)
+        fn(*args, **named)
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
     except BaseException as error:  # noqa: BLE001 - as the interpreter does at its end

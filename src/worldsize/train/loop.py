@@ -82,6 +82,7 @@ class Loop:
         if step is not None and step.updated and not step.made:
             self._count(step, step.totals["samples"])
             self.at.tail = step.tail()
+        self.current = None  # the step is left on purpose
         self._leave(signals.received() or "stop")
 
     @property
@@ -96,7 +97,8 @@ class Loop:
         try:
             yield step
         except GeneratorExit:
-            self._left(step)
+            if self.current is step:
+                self._left(step)
             raise
         if not step.updated:
             raise StepError(

@@ -1,0 +1,80 @@
+"""Room: the programs under examples/ as a person starts them: a fresh process, its own folder, its words and its code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
+TUTORIAL = ROOT / "examples" / "tutorial" / "basic_parallelization"
+PYTHON = (sys.executable,)
+RUN = (sys.executable, "-m", "worldsize", "run")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended, and what it printed on both streams."""
+
+    code: int
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What it printed, without the launcher's prefixes."""
+        return [line.partition("] ")[2] if line.startswith("[rank ") else line for line in self.text.splitlines()]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This environment, with commands of this interpreter first, one thread a process, and `extra`."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
+
+
+def start(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a program in `cwd`."""
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 200) -> Ended:
+    """Wait for its end; it is killed where that does not come in time."""
+    try:
+        text, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Ended(process.returncode, text)
+
+
+def call(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Ended:
+    """Start a program in `cwd` and wait for its end."""
+    return finish(start(*command, cwd=cwd, env=env))
+
+
+def load(path: Path) -> ModuleType:
+    """A program of the examples as a module, its `main` not run."""
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
