@@ -65,17 +65,18 @@ class Committer:
         before = at.samples - int(step.totals["samples"])
         return before // length.count != at.samples // length.count
 
-    def commit(self, at: state.Progress, *, wait: bool) -> None:
+    def commit(self, at: state.Progress, *, last: bool) -> None:
         """Begin to save this state, or see that it is saved already. Collective.
 
         Args:
             at: where the training stands.
-            wait: return only when it is committed.
+            last: nothing follows it: return only when it is committed.
 
         Raises:
-            CheckpointError: it was waited for, and could not be saved; or errors of saves end the run.
+            CheckpointError: the last one could not be saved; or errors of saves end the run.
             StepError: kept state differs between ranks.
         """
+        wait = last or self.saving.synchronous
         if self.resumed_at != at.step:
             self.kept.refuse_differences(self.engine.comm)
             # The checkpointer itself knows what is committed already, and tries again what failed.
@@ -85,8 +86,8 @@ class Committer:
             self.since = time.monotonic()
         outcomes = self.checkpointer.wait() if wait else self.checkpointer.poll()
         self._report(outcomes)
-        # Waiting is for the end and for a stop: without this commit neither "finished" nor "start again" is true.
-        lost = [outcome for outcome in outcomes if wait and outcome.error is not None and outcome.step == at.step]
+        # Without the last commit neither "finished" nor "start again" is true.
+        lost = [outcome for outcome in outcomes if last and outcome.error is not None and outcome.step == at.step]
         if lost:
             raise CheckpointError(f"the last step, {at.step}, could not be saved", found=str(lost[0].error))
 

@@ -134,14 +134,14 @@ class Loop:
         if wishes[_SIGNAL]:
             self._leave(signals.received() or "stop")
         if wishes[_SAVE] and not wishes[_STOP] and step is not None:
-            self.committer.commit(self.at, wait=self.settings.saving.synchronous)
+            self.committer.commit(self.at, last=False)
 
     def _leave(self, reason: str) -> None:
         """Stop on request: one save, the same on all ranks, and the exit code that says 'start me again'."""
         self.at.done = self.why
         self.recorder.flush(self.engine.comm)
         if self.at.step > 0:
-            self.committer.commit(self.at, wait=True)
+            self.committer.commit(self.at, last=True)
         self.tracker.event("stop", step=self.at.step, reason=reason)
         self.screen.say(f"worldsize: stopped at step {self.at.step} ({reason}); start again to go on")
         self.close()
@@ -150,7 +150,7 @@ class Loop:
     def _finish(self) -> None:
         self.recorder.flush(self.engine.comm)
         self.at.done = self.why
-        self.committer.commit(self.at, wait=True)
+        self.committer.commit(self.at, last=True)
         self.tracker.event("end", step=self.at.step, reason=self.why or "finished")
 
     def _left(self, step: Step) -> None:
