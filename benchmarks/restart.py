@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RANKS, RESTARTS, TARGET = "2", "3", 0.5
-KILL_AT, VICTIM = 25, 1
-"""The step after which rank VICTIM is killed: in the middle between two checkpoints."""
+VICTIM, STEPS_AFTER = 1, 55
+KILL_AT = {"at once": 25, "15 s into the training": 755}
+"""The step after which rank VICTIM is killed: in the middle between two checkpoints; before and after spares are ready."""
 
 
-def recovery(command: Callable[[str], list[str]]) -> float:
-    """Seconds from the kill to the first line of a step in the next attempt.
+def recovery(command: Callable[..., list[str]], kill_at: int) -> float:
+    """Seconds from the kill after step `kill_at` to the first line of a step in the next attempt.
 
     Raises:
         RuntimeError: there was no next attempt, or it did not end well.
     """
     killed = took = None
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
-        words = command(folder)
+        words = command(folder, str(kill_at + STEPS_AFTER))
         process = subprocess.Popen(words, env=measure.environment(), stdout=subprocess.PIPE, stderr=errors, text=True)
         with process:
             for line in process.stdout or ():
@@ -37,7 +38,7 @@ def recovery(command: Callable[[str], list[str]]) -> float:
                 if not told:
                     continue
                 attempt, rank, pid, step = map(int, values.split())
-                if killed is None and rank == VICTIM and step >= KILL_AT:
+                if killed is None and rank == VICTIM and step >= kill_at:
                     os.kill(pid, signal.SIGKILL)
                     killed = time.monotonic()
                 elif took is None and killed is not None and attempt > 0:
@@ -55,15 +56,17 @@ def main() -> None:
     count = parser.parse_args().pairs
     options = ("--nproc-per-node", RANKS, "--max-restarts", RESTARTS)
     programs = measure.PROGRAMS
-    ours = partial(
-        recovery, lambda folder: measure.worldsize_run(*options, str(programs / "restart_ours.py"), folder)
-    )
-    peer = partial(
-        recovery,
-        lambda folder: measure.torchrun("--standalone", *options, str(programs / "restart_torchrun.py"), folder),
-    )
-    found = measure.pairs(ours, peer, count)
-    measure.report([measure.compare("SIGKILL to next step", *found, unit="s", against="torchrun", target=TARGET)])
+
+    def ours(folder: str, steps: str) -> list[str]:
+        return measure.worldsize_run(*options, str(programs / "restart_ours.py"), folder, steps)
+
+    def peer(folder: str, steps: str) -> list[str]:
+        return measure.torchrun("--standalone", *options, str(programs / "restart_torchrun.py"), folder, steps)
+
+    for when, step in KILL_AT.items():
+        found = measure.pairs(partial(recovery, ours, step), partial(recovery, peer, step), count)
+        what = f"SIGKILL {when} to next step"
+        measure.report([measure.compare(what, *found, unit="s", against="torchrun", target=TARGET)])
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-BATCH, STEPS, SAVE_EVERY, LENGTH = 32, 80, 10, 2048
+BATCH, SAVE_EVERY, LENGTH = 32, 10, 2048
+STEPS = int(sys.argv[2])
 STEP_S = 0.02
 """Each step waits this long, so that the one who kills can choose where."""
 

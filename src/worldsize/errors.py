@@ -34,7 +34,8 @@ class WorldsizeError(Exception):
     def __str__(self) -> str:
         found = f" Found: {self.found}." if self.found else ""
         do = f" Do: {self.do}." if self.do else ""
-        return " ".join(f"{self.what.rstrip('.')}.{found}{do}".splitlines())
+        end = "" if self.what.endswith(("?", "!", ".")) else "."
+        return " ".join(f"{self.what}{end}{found}{do}".splitlines())
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.found, self.do)

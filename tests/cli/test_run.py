@@ -85,6 +85,8 @@ def test_any_arguments_after_a_double_dash_are_the_programs(own: list[str]) -> N
         ("--nnodes 2 --node-rank 1 --master-addr a --master-port 5 S", {"endpoint": ("a", 5), "master_port": None}),
         ("--nnodes 2 --master-addr fd00::1 S", {"endpoint": ("fd00::1", 29500)}),
         ("--master-port 5 S", {"master_port": 5}),
+        ("--max-restarts 2 S", {"spare": True}),
+        ("--max-restarts 2 --no-spare S", {"spare": False}),
         ("--grace 10m --peer-grace 2s --restart-delay 1.5 S", {"grace": 600, "peer_grace": 2, "restart_delay": 1.5}),
         ("--rdzv-timeout 5s --rdzv-id 456 S", {"rdzv_timeout": 5, "run_id": "456"}),
         ("--log-dir l S", {"log_dir": Path("l")}),

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.examples.programs import PYTHON, RUN, TORCHRUN, TUTORIAL, Ended, call, finish, start
+from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, TUTORIAL, Ended, call, finish, start
 from worldsize.launch import ports
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
 SHORT = ("--save_every", "1", "--batch_size", "256")
 LINE = re.compile(r"\[GPU\d+\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+")
 
@@ -44,6 +43,7 @@ def weights(run: Path) -> dict[str, str]:
     return {name: str(fact) for name, fact in files.items() if name.endswith(".distcp")}
 
 
+@pytest.mark.slow
 def test_resume_begins_with_the_epoch_after_the_saved_one(tmp_path: Path) -> None:
     """B051: 2 epochs and then 3 are the 3 epochs of an undisturbed run: samples, weights; a finished run makes no step."""
     single(tmp_path, 2, "--run_dir", "parts", ledger="parts-ledger")
@@ -62,6 +62,7 @@ def test_resume_begins_with_the_epoch_after_the_saved_one(tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "parts" / "checkpoints").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_stop_inside_an_epoch_goes_on_inside_it(tmp_path: Path) -> None:
     """B053: stopped after 11 of 16 steps, it goes on with the 12th: epochs are whole, nothing is repeated."""
     program = (*PYTHON, TUTORIAL / "singlegpu.py", "--total_epochs", "2", *SHORT)
@@ -74,6 +75,7 @@ def test_stop_inside_an_epoch_goes_on_inside_it(tmp_path: Path) -> None:
         assert sorted(seen) == list(range(2048))
 
 
+@pytest.mark.slow
 def test_spawned_processes_print_the_tutorials_lines(tmp_path: Path) -> None:
     """`python multigpu.py` starts its processes itself; each tells its epochs, one tells of checkpoints."""
     program = (*PYTHON, TUTORIAL / "multigpu.py", "--nproc", "2", "--total_epochs", "2", *SHORT)
@@ -88,6 +90,7 @@ def test_spawned_processes_print_the_tutorials_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_torchrun_and_our_launcher_share_a_run(tmp_path: Path) -> None:
     """B054: what torchrun x 2 began, one rank refuses with the numbers, and continues with the batch size it was told."""
     program = TUTORIAL / "multigpu_torchrun.py"
@@ -105,6 +108,7 @@ def test_torchrun_and_our_launcher_share_a_run(tmp_path: Path) -> None:
     assert epochs(went_on) == ["[GPU0] Epoch 1 | Batchsize: 512 | Steps: 4"]
 
 
+@pytest.mark.slow
 def test_refusal_names_the_rank_counts_that_fit(tmp_path: Path) -> None:
     """Where no batch size on three ranks makes the run's step, the numbers of ranks that can are named."""
     program = TUTORIAL / "multigpu_torchrun.py"
@@ -114,6 +118,7 @@ def test_refusal_names_the_rank_counts_that_fit(tmp_path: Path) -> None:
     assert "Do: start a number of ranks that divides 256: 1, 2, 4, 8, 16, 32, 64, 128, 256" in refused.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [RUN, TORCHRUN])
 def test_two_terminals_meet_at_an_ipv6_endpoint(launcher: tuple[str, ...], tmp_path: Path) -> None:
     """The two-node form of the tutorial: one world of two ranks, and one process of both nodes tells of checkpoints."""
@@ -132,3 +137,11 @@ def test_two_terminals_meet_at_an_ipv6_endpoint(launcher: tuple[str, ...], tmp_p
         f"[GPU{rank}] Epoch 0 | Batchsize: 256 | Steps: 4" for rank in (0, 1)
     ]
     assert sum("Training checkpoint saved" in line for each in ended for line in each.lines) == 1
+
+
+def test_dockerfile_copies_what_is_there() -> None:
+    """Everything that the tutorial's image copies from the checkout exists."""
+    text = (TUTORIAL.parent / "Dockerfile").read_text(encoding="utf-8")
+    sources = [word for line in text.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert sources
+    assert [source for source in sources if not (ROOT / source).exists()] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 
 import worldsize as ws
+from worldsize.errors import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -90,13 +92,25 @@ def train(folder: Path, layout: str, **settings: Any) -> Curve:
     stop_after = settings.pop("stop_after", None)
     run = make_run(folder, layout, **settings)
     curve = Curve()
-    try:
+    with may_stop():
         work(run, curve, stop_after)
-    except SystemExit as stopped:
-        assert stopped.code == 75, stopped.code
-    finally:
-        run.close()
+    run.close()
     return curve
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all these runs."""
+    return torch.optim.AdamW(model.parameters(), 3e-3)
+
+
+@contextmanager
+def may_stop() -> Iterator[None]:
+    """A stop on request ends the block, and nothing else does."""
+    try:
+        yield
+    except SystemExit as left:
+        if left.code != EXIT_STOPPED:
+            raise
 
 
 def make_run(folder: Path, layout: str, **settings: Any) -> ws.Run:
@@ -110,7 +124,7 @@ def make_run(folder: Path, layout: str, **settings: Any) -> ws.Run:
 def work(run: ws.Run, curve: Curve, stop_after: int | None = None, period: int | None = None) -> None:
     """Parts, loop and comparison of one run; the rate falls over the whole run, or swings with a period."""
     model = run.model(Net)
-    optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
+    optimizer = run.optimizer(adamw, model, clip=0.5)
     run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, period or run.total_steps))
     average = run.average(model, 0.9)
     for step in run.steps(samples()):
@@ -165,9 +179,11 @@ def close(expected: Curve, found: Curve, tolerance: float) -> None:
         assert ids == expected.ids[step], f"ids of step {step}"
     for name in ("weights", "average"):
         for key, tensor in getattr(found, name).items():
-            torch.testing.assert_close(
-                tensor, getattr(expected, name)[key], rtol=tolerance, atol=tolerance, msg=lambda text, k=key: f"{k}: {text}"
-            )
+            _near(f"{name} {key}", tensor, getattr(expected, name)[key], tolerance)
+
+
+def _near(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
 def resume_all(folders: Mapping[int, Path], layout: str) -> dict[int, Curve]:
@@ -179,7 +195,7 @@ def die_inside(folder: Path, layout: str, step: int, micro: int) -> None:
     """SIGKILL to all ranks by rank 0, in its `micro`-th micro-batch of a step, when the step before is committed."""
     run = make_run(folder, layout, saving=ws.Saving(every="1st", synchronous=True))
     model = run.model(Net)
-    optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
+    optimizer = run.optimizer(adamw, model, clip=0.5)
     run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
     run.average(model, 0.9)
     for now in run.steps(samples()):
@@ -206,7 +222,7 @@ def linger(folder: Path, layout: str, waits: Mapping[str, float]) -> None:
     """
     run = make_run(folder, layout, saving=ws.Saving(every="1st"))
     model = run.model(Net)
-    optimizer = run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), 3e-3), model, clip=0.5)
+    optimizer = run.optimizer(adamw, model, clip=0.5)
     run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
     run.average(model, 0.9)
     say("warm-up", waits)
@@ -222,10 +238,8 @@ def linger(folder: Path, layout: str, waits: Mapping[str, float]) -> None:
         step.update()
         if step.ends_epoch:
             run.log(run.evaluate(score, samples(240)))
-            print("evaluated", step.index, flush=True)
 
 
 def say(place: str, waits: Mapping[str, float]) -> None:
     """A line, and a rest."""
-    print(place, flush=True)
     time.sleep(waits.get(place, 0.0))

@@ -42,10 +42,9 @@ def killed(layout: str, run_dir: Path, logs: Path, duration: str, draw: random.R
     before = newest(run_dir)
     crew = Crew(program.ranks_of(layout), logs)
     crew.start(program.endure, run_dir, layout, duration)
-    if aimed:
-        hit = kill_in_save(crew, run_dir, draw.uniform(0, SAVING))
-    else:
-        hit = kill_after(crew, draw.uniform(0, LONGEST))
+    hit = (
+        kill_in_save(crew, run_dir, draw.uniform(0, SAVING)) if aimed else kill_after(crew, draw.uniform(0, LONGEST))
+    )
     assert set(crew.codes()) <= ({-9} if hit else {-9, 0}), crew.said()
     crew.close()
     for path in manifest.committed(run_dir):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,7 +30,7 @@ def whole() -> Curve:
     return single("fp64", "2ep")
 
 
-def write(folder: Path, layout: str, **settings: object) -> Curve:
+def write(folder: Path, layout: str, **settings: Any) -> Curve:
     """Train in this layout until something stops it."""
     return program.everyone(pool(program.ranks_of(layout)).run(program.train, folder, layout, **settings))
 
@@ -86,7 +86,9 @@ def test_the_same_layout_goes_on_bit_for_bit(tmp_path: Path, layout: str) -> Non
     program.same(straight.average, after.average)
 
 
-@pytest.mark.parametrize(("writer", "reader", "step", "micro"), [("ddp:2", "fsdp:3", 3, 2), ("fsdp:2", "single:1", 6, 0)])
+@pytest.mark.parametrize(
+    ("writer", "reader", "step", "micro"), [("ddp:2", "fsdp:3", 3, 2), ("fsdp:2", "single:1", 6, 0)]
+)
 def test_a_step_that_was_killed_inside_is_made_again_from_its_start(
     tmp_path: Path, writer: str, reader: str, step: int, micro: int
 ) -> None:

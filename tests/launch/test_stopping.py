@@ -183,3 +183,24 @@ def test_a_restart_waits_as_long_as_asked_and_can_be_stopped(tmp_path: Path) -> 
     ended = finish(process)
     assert ended.code == 130
     assert not (tmp_path / "attempts/1").exists()
+
+
+def test_the_rank_that_was_killed_is_named_and_not_the_one_that_would_not_end(tmp_path: Path) -> None:
+    """SIGKILL of rank 1 from outside while rank 0 ignores SIGTERM: the line says what happened to rank 1."""
+    text = "signal.signal(15, signal.SIG_IGN)\nopen(sys.argv[1] + '/up' + os.environ['RANK'], 'w').close()\n"
+    text += "while len(os.listdir(sys.argv[1])) < 3: time.sleep(0.01)\n"
+    text += "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(600)"
+    ended = run("-n", "2", "--peer-grace", "300ms", script(tmp_path, text), tmp_path)
+    assert ended.code == 137
+    assert "rank 1 of 2" in ended.err
+    assert "failed: killed by SIGKILL: the kernel's out-of-memory killer or a person" in ended.err
+    assert "--grace" not in ended.err
+
+
+def test_peers_of_a_program_that_commits_end_soon(tmp_path: Path) -> None:
+    """Nothing they do can be committed without the failed rank: they get half a second, not the peer grace."""
+    text = "import worldsize.runtime.report as report\nreport.committed('here', 1)\n"
+    text += "signal.signal(15, signal.SIG_IGN)\nif os.environ['RANK'] == '1': time.sleep(0.5); sys.exit(4)\n"
+    text += "time.sleep(600)"
+    ended = run("-n", "2", "--peer-grace", "30s", script(tmp_path, text))
+    assert (ended.code, ended.took < 10) == (4, True)

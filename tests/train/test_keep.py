@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.integration.program import may_stop
 from tests.pools import pool
 from tests.train import small
 from worldsize.errors import CheckpointError, ConfigError, StepError
@@ -115,7 +116,12 @@ def test_other_names_than_the_checkpoint_holds_are_refused() -> None:
 
 def test_one_process_agrees_with_itself() -> None:
     """Tensors of every kind have a digest."""
-    tensors = [torch.tensor(True), torch.zeros(0), torch.ones(2, 2, dtype=torch.bfloat16).t(), torch.ones(1) * 1j]
+    tensors = [
+        torch.ones(1, dtype=torch.bool),
+        torch.zeros(0),
+        torch.ones(2, 2, dtype=torch.bfloat16).t(),
+        torch.ones(1) * 1j,
+    ]
     kept(all=tensors, rng=torch.Generator()).refuse_differences(Alone())
 
 
@@ -141,14 +147,12 @@ def count(folder: Path, stop_after: int | None = None) -> tuple[int, float]:
     mine = run.keep(seen=0, rng=rng)
     model, _ = small.parts(run)
     drawn = 0.0
-    try:
+    with may_stop():
         for step in small.steps(run, model):
             mine.seen += 1
             drawn = float(torch.rand(1, generator=rng))
             if step.index + 1 == stop_after:
                 small.stop()
-    except SystemExit:
-        pass
     return mine.seen, drawn
 
 

@@ -50,7 +50,7 @@ def steps(net: nn.Module, optimizer: Optimizer, first: int, stop: int) -> list[f
             loss.backward()
             return float(loss.detach())
 
-        losses.append(float(optimizer.step(closure)))  # type: ignore[arg-type]
+        losses.append(float(optimizer.step(closure)))
     return losses
 
 
@@ -93,7 +93,8 @@ def groups(net: nn.Module, rate: float) -> Optimizer:
     """Two groups with rates of their own."""
     heads = [p for n, p in net.named_parameters() if n.startswith("1")]
     rest = [p for n, p in net.named_parameters() if not n.startswith("1")]
-    return optim.AdamW([{"params": rest}, {"params": heads, "lr": rate, "betas": (0.8, 0.9)}], 1e-3)
+    each: list[dict[str, Any]] = [{"params": rest}, {"params": heads, "lr": rate, "betas": (0.8, 0.9)}]
+    return optim.AdamW(each, 1e-3)
 
 
 def test_groups_keep_their_own_hyperparameters() -> None:

@@ -78,7 +78,7 @@ def test_numpy_numbers_become_plain() -> None:
     import numpy as np
 
     assert join(split({"a": np.float64(0.5)}, "root", {}), {}) == {"a": 0.5}
-    assert json.dumps(split([np.float64(0.5), np.int64(3), np.bool_(True)], "root", {})) == '{"list": [0.5, 3, true]}'
+    assert json.dumps(split([np.float64(0.5), np.int64(3), np.bool_(1)], "root", {})) == '{"list": [0.5, 3, true]}'
 
 
 def test_infinity_comes_back() -> None:

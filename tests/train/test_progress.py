@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from worldsize.train.progress import Lines, Silent, choose, words
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_numbers_have_four_digits() -> None:
@@ -26,7 +29,9 @@ def test_lines_are_whole_and_seldom(capsys: pytest.CaptureFixture[str], monkeypa
     assert len(found) == 2
 
 
-def test_a_resumed_run_counts_its_own_speed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_counts_its_own_speed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not the steps of the attempt before; nor a total that is not known."""
     now = [0.0]
     monkeypatch.setattr("worldsize.train.progress.time.monotonic", lambda: now[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,7 +147,8 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "expected"), [("1st", [1, 2, 3, 4, 5, 6]), ("4st", [4, 6]), ("1ep", [3, 6]), ("16sa", [2, 5, 6]), (None, [6])]
+    ("every", "expected"),
+    [("1st", [1, 2, 3, 4, 5, 6]), ("4st", [4, 6]), ("1ep", [3, 6]), ("16sa", [2, 5, 6]), (None, [6])],
 )
 def test_saves_come_when_they_were_asked_for(tmp_path: Path, every: str | None, expected: list[int]) -> None:
     """In steps, epochs, samples, and at the end in any case."""
@@ -202,10 +204,10 @@ def test_an_accepted_change_of_batch_goes_on_with_the_next_sample(tmp_path: Path
     pool(1).run(small.train, tmp_path, duration="1ep")
     found = pool(1).run(grown, tmp_path)[0]
     assert [len(ids) for ids in found] == [10, 10]
-    assert sorted(sum(found, [])) == list(range(small.LENGTH))
+    assert sorted(chain.from_iterable(found)) == list(range(small.LENGTH))
 
 
-def generated(folder: Path) -> list[list[int]]:
+def generated(folder: Path) -> list[list[float]]:
     """A loop that makes its own data: the micro-batches are sample ids."""
     run = small.make(folder, duration="3st")
     model, _ = small.parts(run)
@@ -294,7 +296,9 @@ def noise(folder: Path, workers: int) -> list[tuple[int, list[float], float]]:
         for x, index in step.micro_batches:
             step.backward(model(x).squeeze(1))
             pairs = zip(index.tolist(), x.tolist(), strict=True)
-            found += [(step.epoch * 100 + number, drawn, float(model.weight.detach()[0, 0])) for number, drawn in pairs]
+            found += [
+                (step.epoch * 100 + number, drawn, float(model.weight.detach()[0, 0])) for number, drawn in pairs
+            ]
         step.update()
     return found
 
@@ -347,7 +351,7 @@ def numpy_state(folder: Path) -> None:
     model, _ = small.parts(run)
     for _step in small.steps(run, model):
         run.log({"metric": np.float32(0.25)})  # type: ignore[dict-item]
-        run.best(np.float64(0.5))  # type: ignore[arg-type]
+        run.best(np.float64(0.5))
         mine.score = np.float64(mine.score + 1)
 
 

@@ -8,7 +8,13 @@ from worldsize.train.scale import LossScale
 def test_it_doubles_after_good_steps_and_halves_after_an_overflow() -> None:
     """An overflow begins the count anew; it never falls below one."""
     scale = LossScale(4.0, interval=2)
-    assert [scale.judge(finite=finite) for finite in (True, True, True, False, True)] == [True, True, True, False, True]
+    assert [scale.judge(finite=finite) for finite in (True, True, True, False, True)] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
     assert (scale.value, scale.good) == (4.0, 1)
     for _ in range(9):
         scale.judge(finite=False)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as lrs
 
+from tests.integration.program import may_stop
 from tests.pools import pool
 from tests.train import small
 from worldsize.errors import CheckpointError
@@ -24,7 +25,9 @@ KINDS: dict[str, Any] = {
     "SequentialLR": lambda o: lrs.SequentialLR(
         o, [lrs.LinearLR(o, 0.1, total_iters=2), lrs.CosineAnnealingLR(o, 4)], [2]
     ),
-    "ChainedScheduler": lambda o: lrs.ChainedScheduler([lrs.LinearLR(o, 0.1, total_iters=3), lrs.ExponentialLR(o, 0.9)]),
+    "ChainedScheduler": lambda o: lrs.ChainedScheduler(
+        [lrs.LinearLR(o, 0.1, total_iters=3), lrs.ExponentialLR(o, 0.9)]
+    ),
     "OneCycleLR": lambda o: lrs.OneCycleLR(o, 0.3, total_steps=STEPS + 1),
     "CyclicLR": lambda o: lrs.CyclicLR(o, 0.01, 0.1, step_size_up=2),
     "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, STEPS),
@@ -41,15 +44,13 @@ def rates(folder: Path, kind: str, stop_after: int | None = None, every: str = "
     model, optimizer = small.parts(run)
     run.schedule(optimizer, KINDS[kind], every=every)
     found = {}
-    try:
+    with may_stop():
         for step in run.steps(small.data()):
             found[step.index] = optimizer.param_groups[0]["lr"]
             small.send(step, model)
             step.update()
             if step.index + 1 == stop_after:
                 small.stop()
-    except SystemExit:
-        pass
     return found
 
 
@@ -94,13 +95,11 @@ def plateau(folder: Path, stop_after: int | None = None) -> dict[int, float]:
         schedule.step(1.0)
         found[step.index] = optimizer.param_groups[0]["lr"]
 
-    try:
+    with may_stop():
         for step in small.steps(run, model):
             after(step)
             if step.index + 1 == stop_after:
                 small.stop()
-    except SystemExit:
-        pass
     return found
 
 

@@ -32,9 +32,7 @@ def test_an_empty_variable_says_nothing() -> None:
     assert BASE.overridden({"WORLDSIZE_STRATEGY": ""}) == BASE
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("STOP_AFTER", "soon"), ("DURATION", "long"), ("SAVE_EVERY", "often")]
-)
+@pytest.mark.parametrize(("name", "value"), [("STOP_AFTER", "soon"), ("DURATION", "long"), ("SAVE_EVERY", "often")])
 def test_a_wrong_variable_is_an_error_in_words(name: str, value: str) -> None:
     """Not a traceback of int()."""
     with pytest.raises(ConfigError, match=value):

@@ -17,7 +17,7 @@ from pathlib import Path  # isort: skip
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 200), st.booleans())
-def test_any_step_is_found_by_its_samples(length: int, batch: int, step: int, drop_last: bool) -> None:  # noqa: FBT001
+def test_any_step_is_found_by_its_samples(length: int, batch: int, step: int, drop_last: bool) -> None:
     """Ragged and dropped last batches included."""
     plan = BatchPlan(length, batch, batch, drop_last=drop_last and length >= batch)
     assert position(plan, Progress(step=step, samples=plan.samples_before(step))) == step

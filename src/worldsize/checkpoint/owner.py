@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import socket
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -76,6 +77,20 @@ def current(run_dir: Path | str) -> Owner | None:
     """The last claim on a run folder, dead or alive; None where nobody ever claimed it or its file is damaged."""
     number = _last(Path(run_dir))
     return None if number is None else _read(Path(run_dir), number)
+
+
+def seen(owner: Owner, patience: float = 30.0) -> bool:
+    """Whether this process sees the same run folder, within `patience` seconds (shared file systems lag)."""
+    end = time.monotonic() + patience
+    while True:
+        now = current(owner.run_dir)
+        if now is not None and now.token == owner.token:
+            return True
+        if time.monotonic() > end:
+            return False
+        with suppress(OSError):
+            os.utime(owner.run_dir / ATTEMPTS)
+        time.sleep(0.2)
 
 
 def alive(owner: Owner) -> bool:

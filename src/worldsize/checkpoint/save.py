@@ -319,6 +319,7 @@ class Checkpointer:
         """Only on the owner: what makes the folder a checkpoint, and then what need not stay."""
         assert self._owner is not None
         files = {name: fact for _, facts in written for name, fact in facts.items()}
+        _here(tmp, files)
         files[store.METADATA] = store.write_metadata(tmp, job.layout.agreed, [places for places, _ in written])
         files[TRAIN] = disk.write(tmp / TRAIN, job.request.train)
         _read_back(tmp, {name: files[name] for name in (store.METADATA, TRAIN)})
@@ -362,6 +363,17 @@ def _open(tmp: Path, problem: WorldsizeError | None) -> None:
     if problem:
         raise problem
     tmp.mkdir(parents=True, exist_ok=True)
+
+
+def _here(folder: Path, facts: Mapping[str, FileFact]) -> None:
+    """What other ranks wrote must be in the folder that is renamed: theirs may lie on another disk of the same name."""
+    for name, expected in facts.items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != expected.size:
+            raise CheckpointError(
+                f"{path}, which another rank wrote, is not to be seen here",
+                do="put the run folder on a file system that all nodes share, under one absolute path",
+            )
 
 
 def _read_back(folder: Path, facts: Mapping[str, FileFact]) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from worldsize.tools.verify import Row
 
-_PASS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-
 
 @click.group()
 def command() -> None:
@@ -51,14 +49,14 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@command.command(context_settings=_PASS)
+@command.command()
 @_shared
 @click.option("--at", help="Interrupt after these steps: 3,17,40. Chosen where not given.")
 @click.option("--points", default=3, show_default=True, help="How many interruptions are chosen.")
 def resume(script: str, args: tuple[str, ...], at: str | None, points: int, **options: str) -> None:
     """Run SCRIPT straight and interrupted; compare losses, sample ids, learning rates and final weights.
 
-    The first of --layouts runs straight and up to each interruption; every one of them resumes.
+    What follows a `--` is the program's. The first of --layouts runs straight and up to each interruption; every one of them resumes.
     """
     from worldsize.tools import verify
 
@@ -68,10 +66,10 @@ def resume(script: str, args: tuple[str, ...], at: str | None, points: int, **op
     )
 
 
-@command.command(context_settings=_PASS)
+@command.command()
 @_shared
 def parity(script: str, args: tuple[str, ...], **options: str) -> None:
-    """Run SCRIPT on every one of --layouts and compare the curves with the first."""
+    """Run SCRIPT on every one of --layouts and compare the curves with the first. What follows a `--` is the program's."""
     from worldsize.tools import verify
 
     _compare(script, args, options, lambda *given: verify.parity(*given[:2], tolerance=given[2]))
@@ -110,7 +108,7 @@ def _compare(
     layouts = [Layout.parse(text) for text in options["layouts"].split(",")]
     duration = Duration.parse(options["duration"]) if options["duration"] else None
     folder = Path(options["keep"] or tempfile.mkdtemp(prefix="worldsize-verify-")).resolve()
-    program = Program(script, args[1:] if args[:1] == ("--",) else args, folder, precision, duration)
+    program = Program(script, args, folder, precision, duration)
     differs = _table(proof(program, layouts, tolerance), tolerance)
     # A proof that failed leaves its trials behind: their logs and curves are what one looks at next.
     if not options["keep"] and not differs:

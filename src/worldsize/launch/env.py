@@ -31,6 +31,13 @@ def read() -> dict[str, str]:
     return dict(os.environ)
 
 
+def become(values: Mapping[str, str]) -> None:
+    """Make `values` this process's whole environment."""
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    os.environ.update(values)
+
+
 def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int, folder: Path) -> dict[str, str]:
     """Everything that rank `share.first_rank + local_rank` finds in its environment.
 

@@ -13,6 +13,7 @@ from worldsize.errors import LaunchError
 from worldsize.launch.logs import ERR, Terminal
 from worldsize.launch.loop import Loop
 from worldsize.launch.meeting import ATTEMPTS, Alone
+from worldsize.launch.spare import Spares
 from worldsize.launch.supervisor import FORWARDED, Attempt
 from worldsize.launch.verdict import Report, Verdict
 
@@ -63,11 +64,16 @@ class _Stopped(Exception):  # noqa: N818 - a request, not an error
 class _Supervisor:
     def __init__(self, loop: Loop, console: Sink, plan: Plan, log_dir: Path) -> None:
         self._loop, self._console, self._plan, self._log_dir = loop, console, plan, log_dir
+        self._spares = Spares(loop, plan.argv)
         self._running: tuple[Attempt, Meeting] | None = None
 
     def run(self) -> Iterator[Verdict]:
         """Every attempt's verdict; only the last is final."""
-        with self._loop.signals(FORWARDED, self._signal), closing(self._meeting()) as meeting:
+        with (
+            self._loop.signals(FORWARDED, self._signal),
+            closing(self._spares),
+            closing(self._meeting()) as meeting,
+        ):
             try:
                 yield from self._attempts(meeting)
             except _Stopped as stop:
@@ -80,7 +86,7 @@ class _Supervisor:
             share = meeting.begin()
             folder = self._log_dir / ATTEMPTS / str(share.folder)
             folder.mkdir(parents=True, exist_ok=True)
-            attempt = Attempt(self._loop, self._console, self._plan, share, folder)
+            attempt = Attempt(self._loop, self._console, self._plan, share, folder, spares=self._spares)
             meeting.watch(attempt.end, attempt.signal_elsewhere)
             report = self._serve(attempt, meeting)
             verdict = meeting.settle(report)

@@ -43,10 +43,12 @@ class Plan:
     role: str = "default"
     max_restarts: int = 0
     restart_delay: float = 0.0
+    spare: bool = True
+    """Keep interpreters ready for the next attempt, where there may be one."""
     grace: float = 30.0
     """Seconds between a stop signal and SIGKILL."""
     peer_grace: float = 5.0
-    """Seconds between the failure of one rank and SIGKILL for the others."""
+    """Seconds between the failure of one rank and SIGKILL for the others, at most; see `Attempt.end`."""
     rdzv_timeout: float = 600.0
     log_dir: Path | None = None
     """Where `attempts/<n>/rank-<k>.log` are kept; None: a temporary folder, removed after success."""

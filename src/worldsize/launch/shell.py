@@ -43,6 +43,11 @@ class Child:
         """Send a signal to the process itself. Nothing happens where it has ended."""
         self._process.send_signal(number)
 
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
         """Give the descriptors back."""
         os.close(self.ended)
@@ -66,8 +71,12 @@ class Group:
         )
         self._children: list[Child] = []
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], *, stdin: bool = False) -> Child:
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], *, stdin: bool = False, keep: Sequence[int] = ()
+    ) -> Child:
         """Start `argv` with exactly `env`; with `stdin` it reads what this process would have read.
+
+        The descriptors `keep` stay open in it.
 
         Raises:
             NotStartedError: the program is not there or cannot be executed.
@@ -80,6 +89,7 @@ class Group:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=dict(env),
+                pass_fds=tuple(keep),
                 process_group=self._guard.pid,
             )
         except (OSError, ValueError) as error:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from worldsize.errors import EXIT_STOPPED
 from worldsize.launch import env, failure
 from worldsize.launch.logs import ERR, OUT, LogFile, Sink, Stream
-from worldsize.launch.shell import Child, Group
 from worldsize.launch.verdict import Report
 from worldsize.runtime.report import newest_commit
 
@@ -22,12 +21,17 @@ if TYPE_CHECKING:
 
     from worldsize.launch.loop import Loop, Timer
     from worldsize.launch.plan import Plan, Share
+    from worldsize.launch.shell import Child, Group
+    from worldsize.launch.spare import Spares
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
 
 _READ = 1 << 16
 _MOST_READS = 64
+
+_COMMITTING_GRACE_S = 0.5
+_WARM_AFTER_S, _LOOK_EVERY_S = 20.0, 1.0
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class _Rank:
     """By descriptor: standard output, standard error."""
     code: int | None = None
     ended: float = 0.0
+    killed: bool = False
+    """It still ran when SIGKILL was sent from here."""
 
     @property
     def errors(self) -> Stream:
@@ -54,20 +60,22 @@ class Attempt:
         plan: what is started, and how long the ranks may take to end.
         share: which ranks.
         folder: for the logs of this attempt; it is there.
+        spares: what stands by for this attempt, and for the next.
     """
 
-    def __init__(self, loop: Loop, sink: Sink, plan: Plan, share: Share, folder: Path) -> None:
+    def __init__(self, loop: Loop, sink: Sink, plan: Plan, share: Share, folder: Path, *, spares: Spares) -> None:
         self._loop, self._sink, self._plan, self._share, self._folder = loop, sink, plan, share, folder
         self._tell: Callable[[], None] = lambda: None
         self._ranks: list[_Rank] = []
-        self._group = Group()
+        self._spares = spares
+        self._group: Group = spares.take()
         self._timers: list[Timer] = []
         self._ending: float | None = None
         self._stopped: int | None = None
         self._forwarded: set[int] = set()
         self._overdue = False
         self._interrupted = False
-        self._killed = False
+        self._began = time.monotonic()
 
     def run(self, failed: Callable[[], None]) -> Report:
         """Start the ranks, serve them until all have ended, and say how. Call `failed` as soon as one has failed.
@@ -81,20 +89,27 @@ class Attempt:
             base |= env.reachable(base, self._share)
             for local_rank in range(self._share.nproc):
                 self._start(base, local_rank)
+            self._prepare()
             self._loop.run(lambda: all(rank.code is not None for rank in self._ranks))
         finally:
             self._close()
         return self._report()
 
     def end(self) -> None:
-        """Something failed, here or on another node: end what runs, SIGTERM first."""
+        """Something failed, here or on another node: end what runs, SIGTERM first.
+
+        SIGKILL follows after the plan's grace; soon where commits are reported: no commit comes without the failed rank.
+        """
         if self._ending is not None:
             return
         self._ending = time.monotonic()
         for rank in self._running():
             rank.errors.hold_on()
             rank.child.send(signal.SIGTERM)
-        self._timers.append(self._loop.later(self._plan.peer_grace, self._kill))
+        grace = (
+            self._plan.peer_grace if self._committed() is None else min(self._plan.peer_grace, _COMMITTING_GRACE_S)
+        )
+        self._timers.append(self._loop.later(grace, self._kill))
 
     def signal(self, number: int) -> None:
         """Pass a signal on. One that asks for the end starts the grace; a second SIGINT kills at once."""
@@ -121,7 +136,8 @@ class Attempt:
         share, several = self._share, self._share.world > 1
         rank = share.first_rank + local_rank
         variables = env.for_rank(base, self._plan, share, local_rank, self._folder)
-        child = self._group.start(self._plan.argv, variables, stdin=local_rank == 0 and not _is_terminal(0))
+        child = self._spares.order(local_rank, variables)
+        child = child or self._group.start(self._plan.argv, variables, stdin=_reads(local_rank))
         log = LogFile(self._folder / f"rank-{rank:04d}.log", self._sink)
         prefix = f"[rank {rank}] ".encode() if several else b""
         pipes = ((child.stdout, OUT), (child.stderr, ERR))
@@ -173,8 +189,29 @@ class Attempt:
             self._timers.append(self._loop.later(self._plan.grace, self._kill))
 
     def _kill(self) -> None:
-        self._killed = self._killed or bool(self._running())
+        for rank in self._running():
+            rank.killed = rank.child.code is None
         self._group.kill()
+
+    def _prepare(self) -> None:
+        """Warm interpreters for the next attempt, once this one is at work."""
+        ending = self._ending is not None or self._stopped is not None or not self._running()
+        if ending or not self._plan.spare or self._share.restarts >= self._plan.max_restarts:
+            return
+        commits = self._committed() is not None
+        if not commits and time.monotonic() - self._began < _WARM_AFTER_S:
+            self._timers.append(self._loop.later(_LOOK_EVERY_S, self._prepare))
+            return
+        base = env.read()
+        base |= env.reachable(base, self._share)
+        ranks = [
+            (env.for_rank(base, self._plan, self._share, local_rank, self._folder), _reads(local_rank))
+            for local_rank in range(self._share.nproc)
+        ]
+        self._spares.warm(self._running()[0].child.pid, ranks, commits=commits)
+
+    def _committed(self) -> int | None:
+        return newest_commit(env.commit_file(self._folder, self._share.node))
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]
@@ -199,10 +236,9 @@ class Attempt:
 
     def _report(self) -> Report:
         failures = [failed for rank in self._ranks if (failed := self._failure(rank)) is not None]
-        step = newest_commit(env.commit_file(self._folder, self._share.node))
         asked = [abs(rank.code or 0) % 128 for rank in self._ranks if self._asked_for(rank)]
         stopped = self._stopped or next(iter(asked), None)
-        return Report(tuple(rank.code or 0 for rank in self._ranks), tuple(failures), stopped, step)
+        return Report(tuple(rank.code or 0 for rank in self._ranks), tuple(failures), stopped, self._committed())
 
     def _failure(self, rank: _Rank) -> failure.Failure | None:
         assert rank.code is not None
@@ -224,7 +260,7 @@ class Attempt:
         code = rank.code or 0
         if cause:
             what, do = cause.what, failure.advice(cause.what)
-        elif self._killed and code == -signal.SIGKILL:
+        elif rank.killed and code == -signal.SIGKILL:
             what, do = (
                 f"did not end within {self._plan.grace:g} s of the stop, and was killed",
                 "give it a longer --grace",
@@ -269,6 +305,11 @@ def _read(pipe: int, stream: Stream) -> int | None:
         return None
     stream.feed(data)
     return len(data)
+
+
+def _reads(local_rank: int) -> bool:
+    """Whether the rank gets this process's standard input."""
+    return local_rank == 0 and not _is_terminal(0)
 
 
 def _is_terminal(descriptor: int) -> bool:

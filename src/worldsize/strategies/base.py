@@ -157,10 +157,8 @@ class Strategy(ABC):
         del model
         return []
 
-    def sum_(self, tensor: Tensor) -> Any:
-        """Start to sum a small tensor on `device` over ranks, in place. Returns what to wait on, or None."""
-        del tensor
-        return None
+    def sum_(self, tensor: Tensor) -> None:
+        """Sum a small tensor on `device` over ranks, in place, ordered before whatever the device does next."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensor of every rank, in rank order."""

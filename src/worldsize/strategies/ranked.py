@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,9 @@ class Ranked(Strategy):
         """Both of torch's wrappers divide by the number of ranks."""
         return self.ranks
 
-    def sum_(self, tensor: Tensor) -> Any:
+    def sum_(self, tensor: Tensor) -> None:
         """An all-reduce on the device's own backend."""
-        return dist.all_reduce(tensor, async_op=True)
+        dist.all_reduce(tensor)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """An all-gather on the device's own backend."""

@@ -55,6 +55,6 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path]:
 def _half_written(run_dir: Path) -> set[str]:
     """What a save under way, or a killed one, has in the folder of the checkpoints."""
     try:
-        return {name for name in os.listdir(run_dir / FOLDER) if name.endswith(".tmp")}
+        return {path.name for path in (run_dir / FOLDER).iterdir() if path.suffix == ".tmp"}
     except FileNotFoundError:
         return set()

@@ -29,8 +29,9 @@ def run_ranks(fn: Callable[..., T], size: int, *args: Any, timeout: float = 120.
     Args:
         fn: a function that may use a `Run` or `worldsize.runtime.session`; pickled by name where it has one.
         size: how many ranks.
-        args, named: its arguments, equal for all ranks.
+        *args: its arguments, equal for all ranks.
         timeout: seconds for the call.
+        **named: further arguments of it.
 
     Raises:
         BaseException: that of the rank that failed first, its remote traceback as a note.

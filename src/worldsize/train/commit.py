@@ -79,6 +79,7 @@ class Committer:
         wait = last or self.saving.synchronous
         if self.resumed_at != at.step:
             self.kept.refuse_differences(self.engine.comm)
+            self.engine.refuse_differences()
             # The checkpointer itself knows what is committed already, and tries again what failed.
             tensors, plain = state.tensors(self.engine, self.kept), state.plain(self.engine, self.kept, at)
             plain["data"] = self.loader.state_dict()

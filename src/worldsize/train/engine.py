@@ -10,7 +10,7 @@ from worldsize.data.keys import key
 from worldsize.errors import LayoutError, StepError
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies import registry
-from worldsize.strategies.base import Options, Padding, Setting, Strategy
+from worldsize.strategies.base import Options, Padding, Setting, Strategy, brief
 from worldsize.strategies.batchnorm import RunningStatistics
 from worldsize.strategies.precision import Precision
 from worldsize.train.parts import Parts, Placed, Trained
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _NORM_EVERY = 10
 """Every how many steps the gradient norm is taken for the log alone: a pass over all gradients is not free."""
+_WEIGHTS = 64
+"""How many different weights of losses are kept on the device."""
 _ORDER: tuple[Padding, ...] = ("none", "one", "equal")
 
 
@@ -47,9 +49,12 @@ class Engine:
         """Whether this step's gradient norm is wanted for a log line."""
         self._strategies: dict[str, Strategy] = {}
         self.strategy = self.strategy_of(settings.strategy or registry.default(session.comm.size))
+        self.met = False
+        """Whether the ranks met in this step's body, in a call that all of them make."""
         self.notes: list[str] = []
         """Lines for a person, to be said when the next numbers are."""
         self._looked: set[str] = set()
+        self._weights: dict[tuple[float, torch.dtype], Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -96,12 +101,19 @@ class Engine:
         """Seed the loop body, equally on all ranks, and decide whether this step's gradient norm is logged."""
         reseed(key(self.seed, "body", index), self.device)
         self.log_norm = index % _NORM_EVERY == 0
+        self.met = False
+
+    def weight(self, value: float, dtype: torch.dtype) -> Tensor:
+        """A number as a 0-dim tensor on the device, made once: filling one is a launch of its own."""
+        if (value, dtype) not in self._weights:
+            if len(self._weights) > _WEIGHTS:
+                self._weights.clear()
+            self._weights[value, dtype] = torch.tensor(value, dtype=dtype, device=self.device)
+        return self._weights[value, dtype]
 
     def strategy_sum(self, tensor: Tensor) -> None:
         """Sum a small tensor over ranks in place, ordered before whatever the device does next."""
-        work = self.strategy.sum_(tensor)
-        if work is not None:
-            work.wait()
+        self.strategy.sum_(tensor)
 
     def wants_norm(self, entry: Trained) -> bool:
         """Whether the norm of this optimizer's gradients is needed."""
@@ -115,11 +127,11 @@ class Engine:
             unused = [
                 name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None
             ]
-            self.notes += [f"parameters of model {placed.name!r} got no gradient: {_some(unused)}"] if unused else []
+            self.notes += [f"parameters of model {placed.name!r} got no gradient: {brief(unused)}"] if unused else []
         if missing:
             raise StepError(
                 f"parameters of model {placed.name!r} got no gradient in this step",
-                found=_some(missing),
+                found=brief(missing),
                 do="use them, freeze them before run.model, or run.model(..., unused_parameters='allow')",
             )
 
@@ -140,6 +152,17 @@ class Engine:
             if scheduled.every == "step" and id(scheduled.optimizer) in optimizers:
                 scheduled.schedule.step()
 
+    def refuse_differences(self) -> None:
+        """Raises StepError where a buffer that is saved differs between ranks. Collective."""
+        for placed in self.parts.models.values():
+            names = placed.strategy.differing_buffers(placed.module)
+            if names:
+                raise StepError(
+                    f"buffers of model {placed.name!r} differ between ranks",
+                    found=brief(names),
+                    do="compute them from values reduced over ranks, or register them with persistent=False",
+                )
+
     def end_epoch(self) -> None:
         """Move the schedules that move once an epoch."""
         for scheduled in self.parts.schedules:
@@ -156,8 +179,3 @@ class Engine:
             raise LayoutError("there is no optimizer", do="make one with run.optimizer(...) before run.steps")
         for placed in self.parts.models.values():
             placed.statistics.refuse_synchronised(accumulating=micro_per_rank > 1)
-
-
-def _some(names: list[str], at_most: int = 5) -> str:
-    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
-    return ", ".join(names[:at_most]) + more

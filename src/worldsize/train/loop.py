@@ -5,15 +5,17 @@ None of that belongs to the update: what the program does after `step.update()` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from worldsize.errors import EXIT_STOPPED, DataError, StepError
+from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import signals
+from worldsize.train import state
 from worldsize.train.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from worldsize.data.loader import Loader
     from worldsize.runtime.comm import Pending
@@ -48,6 +50,8 @@ class Loop:
     why: str | None = None
     current: Step | None = None
     wants_save: bool = False
+    ended: bool = False
+    asked: deque[Pending] = field(default_factory=deque)
 
     def steps(self) -> Iterator[Step]:
         """The run's steps. What a step did is counted when the next one is asked for."""
@@ -60,19 +64,20 @@ class Loop:
         if self.at.tail:
             yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
             self.at.tail = None
-        self._settle(self._ask().wait())
+        self._ask()
+        self._settle(self._answers(0))
         batches, began = next(source, None), self.at.step
-        while batches is not None and self.why is None and not self._reached:
+        while batches is not None and not self.ended and not self._reached:
             step = Step(self.engine, batches, self.at.shift)
             self.engine.begin_step(step.index)
             yield from self._offer(step)
             self._count(step, batches.totals["samples"])
-            asked = self._ask()
-            # The answer travels while the next step's data is fetched, unless where the data stands must be saved first.
+            self._ask()
+            # Data is fetched before the answer is read, unless where the data stands must be saved first.
             batches = next(source, None) if self.loader.numbered else None
             if step.index == began:
                 self.committer.prepare()
-            self._settle(asked.wait(), step)
+            self._settle(self._answers(0 if self.engine.met else 1), step)
             batches = batches if self.loader.numbered else next(source, None)
         self._finish()
 
@@ -109,7 +114,7 @@ class Loop:
     def _count(self, step: Step, samples: float) -> None:
         self.at.step, self.at.samples = step.index + 1, self.at.samples + int(samples)
         self.at.epoch = step.epoch + step.ends_epoch
-        self.at.tokens += tokens(step.totals) if self.total is None else 0
+        self.at.tokens += state.tokens(step.totals) if self.total is None else 0
         if step.ends_epoch:
             self.engine.end_epoch()
         self.wants_save = self.committer.due(step, self.at)
@@ -117,28 +122,43 @@ class Loop:
         if self.ledger is not None:
             self.ledger.write(step)
 
-    def _ask(self) -> Pending:
-        """What this rank would like: to stop, to end, to save, to write. All get to know what anybody wants."""
-        stop = signals.received() is not None or self.at.step == self.settings.stop_after
-        wishes = (stop, self.why is not None, self.wants_save or self.committer.late, self.recorder.due)
-        return self.engine.comm.start_max([float(wish) for wish in wishes])
+    def _ask(self) -> None:
+        """Tell the others what this rank would like: to stop, to end, to save, to write."""
+        wishes = (signals.received() is not None, self.why is not None, self.committer.late, self.recorder.due)
+        self.asked.append(self.engine.comm.start_max([float(wish) for wish in wishes]))
+
+    def _answers(self, open_: int) -> list[float]:
+        """What anybody wanted, the same on all ranks; the newest `open_` questions are left to travel.
+
+        An answer is read one step later, so that no rank waits for another. Only after a step in whose body the ranks
+        met anyhow (an evaluation, `best`) it is read at once: a stop that follows from it ends the run there.
+        """
+        answers = [[0.0] * 4]
+        while len(self.asked) > open_:
+            answers.append(self.asked.popleft().wait())
+        return [max(column) for column in zip(*answers, strict=True)]
 
     def _settle(self, wishes: list[float], step: Step | None = None) -> None:
         self.committer.report()
         while self.engine.notes:
             self.screen.say(f"worldsize: {self.engine.notes.pop(0)}")
-        if wishes[_FLUSH] or wishes[_SAVE] or wishes[_SIGNAL]:
+        ends = self.at.step == self.settings.stop_after and step is not None
+        save = step is not None and (self.wants_save or bool(wishes[_SAVE]))
+        if wishes[_FLUSH] or save:
             self.recorder.flush(self.engine.comm)
         if wishes[_STOP]:
+            # Whoever asked in this very step is not heard before the next answer, but its reason counts already.
             self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)
-        if wishes[_SIGNAL]:
+            self.ended = True
+        if wishes[_SIGNAL] or ends:
             self._leave(signals.received() or "stop")
-        if wishes[_SAVE] and not wishes[_STOP] and step is not None:
+        if save and not wishes[_STOP]:
             self.committer.commit(self.at, last=False)
 
     def _leave(self, reason: str) -> None:
         """Stop on request: one save, the same on all ranks, and the exit code that says 'start me again'."""
-        self.at.done = self.why
+        self._answers(0)
+        self.at.done = self.why if self.ended else None
         self.recorder.flush(self.engine.comm)
         if self.at.step > 0:
             self.committer.commit(self.at, last=True)
@@ -148,10 +168,11 @@ class Loop:
         raise SystemExit(EXIT_STOPPED)
 
     def _finish(self) -> None:
+        self._answers(0)
         self.recorder.flush(self.engine.comm)
-        self.at.done = self.why
+        self.at.done = self.why if self.ended else None
         self.committer.commit(self.at, last=True)
-        self.tracker.event("end", step=self.at.step, reason=self.why or "finished")
+        self.tracker.event("end", step=self.at.step, reason=self.at.done or "finished")
 
     def _left(self, step: Step) -> None:
         self.abandon(
@@ -160,20 +181,3 @@ class Loop:
                 do="use run.stop(), and let the loop end",
             )
         )
-
-
-def tokens(totals: Mapping[str, float]) -> int:
-    """How many tokens a step has: what `count=` calls so, or the only thing that it counts.
-
-    Raises:
-        DataError: nothing is counted but samples.
-    """
-    names = [name for name in totals if name != "samples"]
-    name = "tokens" if "tokens" in names or len(names) != 1 else names[0]
-    if name not in totals:
-        raise DataError(
-            "a duration in tokens needs a count of them",
-            found=f"counted: {list(totals)}",
-            do="run.steps(data, count=...)",
-        )
-    return int(totals[name])

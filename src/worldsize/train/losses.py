@@ -20,12 +20,12 @@ class Contribution:
     """One micro-batch's part of the step's loss.
 
     Attributes:
-        total: what to send backward, still to be divided by the step's count where `divided` is False.
+        losses: what to send backward, one number or many, still to be divided by the step's count unless `divided`.
         explicit: how many items it is over, where that was said at the call and not counted beforehand.
         divided: the user already divided by `step.totals`.
     """
 
-    total: Tensor
+    losses: Tensor
     explicit: float | None = None
     divided: bool = False
 
@@ -50,7 +50,7 @@ def read(
         raise _mismatch(losses, count)
     if losses.ndim == 0:
         raise _bare()
-    return Contribution(losses.sum())
+    return Contribution(losses)
 
 
 def _number(loss: Tensor, mean_over: float | None, sum_over: float | None) -> Contribution:

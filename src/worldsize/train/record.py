@@ -98,7 +98,7 @@ class StepRecorder(SumRecorder):
         logged = self._gather(comm)
         self._next = time.monotonic() + _EVERY
         for position, (index, values) in enumerate(self._taken):
-            row = {name: float(value) for name, value in values.items()}
+            row = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
             if position == len(self._taken) - 1:
                 row |= logged
             self._tracker.log(index, row)

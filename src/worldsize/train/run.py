@@ -234,6 +234,7 @@ class Run:
     ) -> dict[str, float]:
         """Means over a dataset, each sample counted once at any world size. See `Evaluator.scores`."""
         self._raise_problem()
+        self._engine.met = True
         try:
             return self._evaluator.scores(fn, data, model)
         except Stopped:
@@ -242,6 +243,7 @@ class Run:
     def predict(self, fn: Callable[[Any], Tensor], data: Any, *, model: nn.Module | None = None) -> Tensor:
         """One row a sample, in the data's order. See `Evaluator.outputs`."""
         self._raise_problem()
+        self._engine.met = True
         try:
             return self._evaluator.outputs(fn, data, model)
         except Stopped:
@@ -260,6 +262,7 @@ class Run:
         loop = self._running("best")
         if mode not in ("min", "max"):
             raise ConfigError(f"mode={mode!r}", do="choose 'min' or 'max'")
+        self._engine.met = True
         value = self._engine.comm.broadcast(float(value))
         before = loop.at.best.get("value")
         better = value == value and (before is None or (value > before if mode == "max" else value < before))  # noqa: PLR0124
@@ -269,12 +272,18 @@ class Run:
         return better
 
     def stop(self, why: str) -> None:
-        """End the run after this step. What one rank says holds for all."""
+        """End the run. What one rank says holds for all.
+
+        After a step in which all ranks called evaluate or best the run ends there, else one step later: ranks that
+        would wait for each other's opinion after each step would all be slower.
+        """
         self._running("stop").why = why
 
     def log(self, values: Mapping[str, float]) -> None:
         """Numbers of the program's own, the same on every rank; one line in metrics.jsonl and in each tracker."""
         loop = self._running("log")
+        if self._closed:
+            raise StepError("run.log after the end of the run", do="log inside the loop; run.evaluate works after it")
         numbers = {name: float(value) for name, value in values.items()}
         index = loop.current.index if loop.current is not None else loop.at.step
         loop.tracker.log(index, numbers)

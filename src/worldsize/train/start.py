@@ -5,6 +5,7 @@ Everything that can be wrong is found here, before the first forward pass, and s
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from worldsize.checkpoint.save import Checkpointer
 from worldsize.data.batch import BatchPlan, deal, total_steps
 from worldsize.data.loader import Loader
 from worldsize.data.sources import adopt
-from worldsize.errors import DataError, LayoutError
+from worldsize.errors import CheckpointError, DataError, LayoutError
 from worldsize.runtime import report
 from worldsize.runtime.comm import decide, on_one
 from worldsize.track.base import Nothing, Tracker
@@ -45,7 +46,16 @@ def claim(engine: Engine, settings: Settings) -> owner.Owner:
         disk.check_writable(settings.dir)
         return owner.claim(settings.dir, run_id=settings.dir.name, job=engine.session.world.run_id)
 
-    return decide(engine.comm, first)
+    owned = decide(engine.comm, first)
+    here = engine.comm.gather((socket.gethostname(), owner.seen(owned)))
+    blind = sorted({host for host, sees in here if not sees})
+    if blind:
+        raise CheckpointError(
+            "the run folder is not shared by all nodes",
+            found=f"{owned.run_dir} of {here[0][0]} is not that of {', '.join(blind)}",
+            do="choose a folder on a file system that every node mounts, by its absolute path",
+        )
+    return owned
 
 
 def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, BatchPlan]:

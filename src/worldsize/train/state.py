@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsize.errors import CheckpointError, ConfigError
+from worldsize.errors import CheckpointError, ConfigError, DataError
 from worldsize.train.plain import join, split
 
 if TYPE_CHECKING:
@@ -136,3 +136,20 @@ def _named(prefix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _under(prefix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in found.items() if name.startswith(start)}
+
+
+def tokens(totals: Mapping[str, float]) -> int:
+    """How many tokens a step has: what `count=` calls so, or the only thing that it counts.
+
+    Raises:
+        DataError: nothing is counted but samples.
+    """
+    names = [name for name in totals if name != "samples"]
+    name = "tokens" if "tokens" in names or len(names) != 1 else names[0]
+    if name not in totals:
+        raise DataError(
+            "a duration in tokens needs a count of them",
+            found=f"counted: {list(totals)}",
+            do="run.steps(data, count=...)",
+        )
+    return int(totals[name])

@@ -5,7 +5,7 @@ A step is one turn over all optimizers unless the program opens turns of its own
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,13 +103,12 @@ class Turn:
             losses, mean_over, sum_over, share, meaning.counted(micro.count or {}, len(micro.ids), of)
         )
         self._same_kind("explicit" if part.explicit is not None else "counted")
-        weight = self._weight(part, of)
-        if micro.dummy:
-            (part.total * 0.0).backward()
-        else:
-            self._loss += part.total.detach() * weight
+        weight = 0.0 if micro.dummy else self._weight(part, of)
+        scaled = weight * self._engine.strategy.averaged * self._engine.loss_scale
+        torch.autograd.backward(part.losses, self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses))
+        if not micro.dummy:
+            self._loss.add_(part.losses.detach().sum(dtype=torch.float64), alpha=weight)
             self._explicit += part.explicit or 0.0
-            (part.total * (weight * self._engine.strategy.averaged * self._engine.loss_scale)).backward()
         for placed in self._own:
             placed.strategy.sent(placed.module)
         self._sent += 1
@@ -159,17 +158,10 @@ class Turn:
     @contextmanager
     def _hidden(self, micro: Micro) -> Iterator[None]:
         """What a dummy does is seen by nobody: not by running statistics, not by logs."""
-        if not micro.dummy:
+        with ExitStack() as blocks:
+            for placed in self._engine.parts.models.values() if micro.dummy else ():
+                blocks.enter_context(placed.statistics.hidden())
             yield
-            return
-        blocks = [placed.statistics.hidden() for placed in self._engine.parts.models.values()]
-        for block in blocks:
-            block.__enter__()
-        try:
-            yield
-        finally:
-            for block in blocks:
-                block.__exit__(None, None, None)
 
     def _same_kind(self, kind: str) -> None:
         self._kinds.add(kind)

@@ -1,0 +1,223 @@
+"""Interpreters that stand by: they become the program and nothing else, and they outlive nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.launch.commands import alive, clean, finish, run, script, start, until
+from worldsize.launch.loop import Loop
+from worldsize.launch.spare import Spares
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMITS = """
+import worldsize.runtime.report as report
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+report.committed("here", attempt)
+"""
+
+FACTS = """
+import json, os, pickle, sys, threading
+class Own: pass
+names = {name: str(value).partition(" at 0x")[0] for name, value in globals().items() if name.startswith("__")}
+frame = sys._getframe().f_code
+print(json.dumps([names, sys.argv, sys.path, sys.orig_argv, str(sys.flags), dict(os.environ), os.getcwd()], sort_keys=True))
+print(frame.co_filename, frame.co_name, pickle.loads(pickle.dumps(Own())).__class__ is Own)
+print(sys.modules["__main__"].__dict__ is globals(), threading.current_thread().name, sys.stdin.read())
+"""
+
+
+def cold(argv: list[str], env: dict[str, str]) -> tuple[int, str, str]:
+    """The program as Python starts it: code, output, errors."""
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def everything(pipe: int) -> str:
+    """What comes until the other side closes."""
+    os.set_blocking(pipe, True)
+    with open(pipe, encoding="utf-8", closefd=False) as file:
+        return file.read()
+
+
+def warm(argv: list[str], env: dict[str, str], like: int = 1) -> tuple[int, str, str]:
+    """The same from an interpreter that stood by with another environment."""
+    loop = Loop()
+    with closing(loop), closing(Spares(loop, argv)) as spares:
+        spares.warm(like, [({**env, "RANK": "other", "LEFT": "over"}, False)], commits=False)
+        loop.run(lambda: spares._standing[0].ready)
+        group = spares.take()
+        child = spares.order(0, env)
+        assert child is not None
+        out, err = everything(child.stdout), everything(child.stderr)
+        until(lambda: child.code is not None)
+        assert child.code is not None
+        child.close()
+        group.close()
+        return child.code, out, err
+
+
+@pytest.mark.parametrize(
+    "words", [["train.py"], ["./pack/../train.py", "a", ""], ["-m", "pack", "b"], ["-m", "pack.mod"]]
+)
+def test_the_program_finds_what_python_would_have_given_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Scripts and modules: `__main__`, arguments, search path, flags, environment, frames: no difference."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    for name in ("train.py", "pack/__main__.py", "pack/mod.py"):
+        (tmp_path / name).write_text(FACTS, encoding="utf-8")
+    (tmp_path / "pack/__init__.py").touch()
+    argv, env = [sys.executable, "-u", *words], clean({"RANK": "3", "ODD": "\udcff\n"})
+    cold(argv, env)  # leaves what it compiles, and then both find it
+    assert warm(argv, env) == cold(argv, env)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def deep():\n    raise ValueError('no')\ndeep()",
+        "sys.exit(3)",
+        "sys.exit('said')",
+        "os.kill(os.getpid(), 9)",
+        "os._exit(4)",
+        "sys.excepthook = lambda *what: print('hook', what[1])\n1 / 0",
+        "import atexit, threading; atexit.register(print, 'last')\nthreading.Timer(0.1, lambda: print(__name__)).start()",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise OSError('worse') from error",
+    ],
+)
+def test_the_program_ends_as_python_would_end_it(tmp_path: Path, text: str) -> None:
+    """Exit codes, tracebacks without a frame of ours, hooks, threads and what is registered for the end."""
+    argv = [sys.executable, "-u", str(script(tmp_path, text))]
+    assert warm(argv, clean()) == cold(argv, clean())
+
+
+def test_ctrl_c_ends_the_program_by_its_signal(tmp_path: Path) -> None:
+    """A KeyboardInterrupt that nobody catches is death by SIGINT, to whoever waits."""
+    argv = [sys.executable, "-u", str(script(tmp_path, "os.kill(os.getpid(), 2)\ntime.sleep(60)"))]
+    assert warm(argv, clean())[0] == cold(argv, clean())[0] == -signal.SIGINT
+
+
+def test_processes_that_import_main_again_find_it(tmp_path: Path) -> None:
+    """Multiprocessing's spawn, as DataLoader workers may use it, runs functions of the script."""
+    text = """
+    import multiprocessing
+    def double(x): return 2 * x
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(1) as pool: print(pool.map(double, [21]))
+    """
+    argv = [sys.executable, "-u", str(script(tmp_path, text))]
+    assert warm(argv, clean()) == (0, "[42]\n", "")
+
+
+def test_one_that_is_not_there_any_more_is_not_used(tmp_path: Path) -> None:
+    """An interpreter that was killed while it stood by is no child; the rank is then started as ever."""
+    loop = Loop()
+    with closing(loop), closing(Spares(loop, [sys.executable, "-u", str(script(tmp_path, ""))])) as spares:
+        spares.warm(1, [(clean(), False)], commits=False)
+        loop.run(lambda: spares._standing[0].ready)
+        os.kill(spares._standing[0].child.pid, signal.SIGKILL)
+        until(lambda: not alive(spares._standing[0].child.pid))
+        group = spares.take()
+        assert spares.order(0, clean()) is None
+        assert spares.order(1, clean()) is None
+        group.close()
+
+
+def test_one_that_is_still_importing_is_ended(tmp_path: Path) -> None:
+    """A failure that comes before it is ready does not wait for it."""
+    loop = Loop()
+    with closing(loop), closing(Spares(loop, [sys.executable, "-u", str(script(tmp_path, ""))])) as spares:
+        spares.warm(1, [(clean(), False)], commits=False)
+        pid = spares._standing[0].child.pid
+        group = spares.take()
+        assert not alive(pid)
+        assert spares.order(0, clean()) is None
+        group.close()
+
+
+@pytest.mark.parametrize(
+    "argv", [["/bin/sh", "-c", "exit"], [sys.executable, "-u", "folder"], [sys.executable, "-u"]]
+)
+def test_other_programs_have_none(argv: list[str]) -> None:
+    """Only Python scripts and modules can be stood by for."""
+    loop = Loop()
+    with closing(loop), closing(Spares(loop, argv)) as spares:
+        spares.warm(1, [(clean(), False)], commits=False)
+        assert not spares._standing
+
+
+def standing_by(supervisor: int) -> list[int]:
+    """The interpreters that stand by under a supervisor."""
+    children = psutil.Process(supervisor).children()
+    return [child.pid for child in children if any("launch.standby" in word for word in child.cmdline())]
+
+
+def test_a_restart_uses_them_and_the_logs_are_those_of_any_rank(tmp_path: Path) -> None:
+    """After a SIGKILL the next attempt runs in the processes that stood by, with its own number, output and logs."""
+    text = COMMITS + "print('pid', os.getpid(), flush=True)\ntime.sleep(0 if attempt else 60)"
+    logs = tmp_path / "logs"
+    process = start("-n", "2", "--max-restarts", "2", "--log-dir", logs, script(tmp_path, text))
+    until(lambda: len(standing_by(process.pid)) == 2)
+    time.sleep(1)  # until the second is ready too, which does not show from outside
+    spares = standing_by(process.pid)
+    until(lambda: "pid" in (logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8"))
+    os.kill(int((logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8").split()[1]), signal.SIGKILL)
+    ended = finish(process)
+    assert ended.code == 0
+    for rank, pid in enumerate(spares):
+        assert f"[rank {rank}] pid {pid}\n" in ended.out
+        assert (logs / f"attempts/1/rank-{rank:04d}.log").read_text(encoding="utf-8") == f"pid {pid}\n"
+
+
+def test_nothing_stands_by_when_the_supervisor_is_gone(tmp_path: Path) -> None:
+    """SIGKILL of the command ends what stands by, as it ends the ranks."""
+    process = start("--max-restarts", "1", script(tmp_path, COMMITS + "time.sleep(60)"))
+    until(lambda: len(standing_by(process.pid)) == 1)
+    (spare,) = standing_by(process.pid)
+    process.kill()
+    until(lambda: not alive(spare))
+
+
+@pytest.mark.parametrize("options", [["--max-restarts", "1", "--no-spare"], ["--max-restarts", "0"]])
+def test_nothing_stands_by_where_it_is_not_wanted(tmp_path: Path, options: list[str]) -> None:
+    """--no-spare, or no restart to come: no process beside the ranks and their guard."""
+    text = COMMITS + "import psutil\ntime.sleep(2.5)\nprint(len(psutil.Process(os.getppid()).children()))"
+    assert run(*options, script(tmp_path, text)).out == "2\n"
+
+
+@pytest.mark.slow
+def test_torch_is_there_before_the_program_asks(tmp_path: Path) -> None:
+    """What the first attempt had loaded is loaded, nothing of it runs yet, and DataLoader workers start from it."""
+    text = COMMITS + textwrap.dedent("""
+        there = "torch" in sys.modules, "worldsize.train.run" in sys.modules
+        import torch
+        from torch.utils.data import DataLoader
+        print(attempt, *there, torch.cuda.is_initialized(), flush=True)
+        print([int(x) for x in DataLoader(range(3), num_workers=1)], flush=True)
+        if not attempt:
+            report.committed("here", 1)
+            import psutil
+            parent = psutil.Process(os.getppid())
+            while not (found := [c for c in parent.children() if any("standby" in w for w in c.cmdline())]):
+                time.sleep(0.1)
+            while not any(c.status() == "sleeping" and c.cpu_times().user > 1 for c in found): time.sleep(0.1)
+            time.sleep(3)
+            sys.exit(1)
+    """)
+    text = text.replace('report.committed("here", attempt)\n', "", 1)
+    ended = run("--max-restarts", "1", script(tmp_path, text))
+    assert ended.code == 0
+    assert ended.out == "0 False False False\n[0, 1, 2]\n1 True True False\n[0, 1, 2]\n"
