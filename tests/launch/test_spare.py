@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,9 +17,6 @@ import pytest
 from tests.launch.commands import alive, clean, finish, run, script, start, until
 from worldsize.launch.loop import Loop
 from worldsize.launch.spare import Spares
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMITS = """
 import worldsize.runtime.report as report
@@ -159,10 +156,33 @@ def test_other_programs_have_none(argv: list[str]) -> None:
         assert not spares._standing
 
 
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [
+        ("os.environ['OMP_NUM_THREADS'] = '1'", False),
+        ("os.environ.setdefault('MKL_NUM_THREADS', '1')", False),
+        ("from os import environ\nenviron |= {'A': '1'}", False),
+        ("os.putenv('A', '1')", False),
+        ("if os.environ['RANK'] == '0': print(os.environ.get('A'))", True),
+    ],
+)
+def test_a_program_that_sets_variables_has_none(tmp_path: Path, text: str, waits: bool) -> None:
+    """Many a variable counts only before torch is imported: such a program starts afresh, as its first attempt did."""
+    loop = Loop()
+    with closing(loop), closing(Spares(loop, [sys.executable, "-u", str(script(tmp_path, text))])) as spares:
+        spares.warm(1, [(clean(), False)], commits=False)
+        assert len(spares._standing) == waits
+
+
 def standing_by(supervisor: int) -> list[int]:
     """The interpreters that stand by under a supervisor."""
     children = psutil.Process(supervisor).children()
     return [child.pid for child in children if any("launch.standby" in word for word in child.cmdline())]
+
+
+def idle(pid: int) -> bool:
+    """Whether it has nothing to do: what waits for its order sleeps, what imports hardly does."""
+    return all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING and not time.sleep(0.05) for _ in range(20))
 
 
 def test_a_restart_uses_them_and_the_logs_are_those_of_any_rank(tmp_path: Path) -> None:
@@ -171,8 +191,8 @@ def test_a_restart_uses_them_and_the_logs_are_those_of_any_rank(tmp_path: Path) 
     logs = tmp_path / "logs"
     process = start("-n", "2", "--max-restarts", "2", "--log-dir", logs, script(tmp_path, text))
     until(lambda: len(standing_by(process.pid)) == 2)
-    time.sleep(1)  # until the second is ready too, which does not show from outside
     spares = standing_by(process.pid)
+    until(lambda: all(idle(pid) for pid in spares))
     until(lambda: "pid" in (logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8"))
     os.kill(int((logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8").split()[1]), signal.SIGKILL)
     ended = finish(process)
@@ -209,15 +229,12 @@ def test_torch_is_there_before_the_program_asks(tmp_path: Path) -> None:
         print([int(x) for x in DataLoader(range(3), num_workers=1)], flush=True)
         if not attempt:
             report.committed("here", 1)
-            import psutil
-            parent = psutil.Process(os.getppid())
-            while not (found := [c for c in parent.children() if any("standby" in w for w in c.cmdline())]):
-                time.sleep(0.1)
-            while not any(c.status() == "sleeping" and c.cpu_times().user > 1 for c in found): time.sleep(0.1)
-            time.sleep(3)
+            sys.path.insert(0, sys.argv[1])
+            from tests.launch.test_spare import idle, standing_by
+            while not (found := standing_by(os.getppid())) or not idle(found[0]): time.sleep(0.1)
             sys.exit(1)
     """)
     text = text.replace('report.committed("here", attempt)\n', "", 1)
-    ended = run("--max-restarts", "1", script(tmp_path, text))
+    ended = run("--max-restarts", "1", script(tmp_path, text), Path(__file__).parents[2])
     assert ended.code == 0
     assert ended.out == "0 False False False\n[0, 1, 2]\n1 True True False\n[0, 1, 2]\n"

@@ -69,7 +69,10 @@ def resume(script: str, args: tuple[str, ...], at: str | None, points: int, **op
 @command.command()
 @_shared
 def parity(script: str, args: tuple[str, ...], **options: str) -> None:
-    """Run SCRIPT on every one of --layouts and compare the curves with the first. What follows a `--` is the program's."""
+    """Run SCRIPT on every one of --layouts and compare the curves with the first.
+
+    What follows a `--` is the program's.
+    """
     from worldsize.tools import verify
 
     _compare(script, args, options, lambda *given: verify.parity(*given[:2], tolerance=given[2]))

@@ -7,6 +7,7 @@ could not be taken back without privileges.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from dataclasses import dataclass
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 _ORDER_S = 5.0
 _BOOT = (
     "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.argv[2]); "
-    "from worldsize.launch.standby import main; main(int(sys.argv[1]), sys.argv[3:])"
+    "from worldsize.launch.standby import main; "
+    "main(int(sys.argv[1]), sys.argv[3].split(), [*sys.orig_argv[:2], *sys.argv[4:]])"
 )
+_SETS_VARIABLES = re.compile(rb"\bputenv\b|\benviron\s*(?:\[[^]\n]*\]\s*=[^=]|\.\s*(?:setdefault|update|pop)\b|\|=)")
+"""Ways of setting an environment variable, in the text of a program."""
 _TORCH = "/libtorch_cpu."
 _WITH_TORCH = ("torch", "torch._dynamo")
 """The second comes with the first optimizer, and takes almost as long as the first."""
@@ -54,6 +58,7 @@ class Spares:
         self._standing: dict[int, _Standby] = {}
         self._wanted: list[tuple[int, Mapping[str, str], bool]] = []
         self._modules: tuple[str, ...] = ()
+        self._first = ""
 
     def warm(self, like: int, ranks: Sequence[tuple[Mapping[str, str], bool]], *, commits: bool) -> None:
         """Have an interpreter ready for each of `ranks` (its environment so far, whether it reads standard input).
@@ -63,7 +68,10 @@ class Spares:
             ranks: by rank on this node.
             commits: the program reports its commits.
         """
-        if self._group is None and _first_path(self._argv) is not None:
+        source = _source(self._argv)
+        if self._group is None and source is not None and _can_wait(source):
+            # What Python puts first on its search path.
+            self._first = str(Path.cwd() if self._argv[2] == "-m" else source.resolve().parent)
             self._group = Group()
             self._modules = _loaded(like, commits=commits)
             self._wanted = [(number, *each) for number, each in enumerate(ranks)]
@@ -87,7 +95,7 @@ class Spares:
         with standby.line as line:
             line.settimeout(_ORDER_S)
             try:
-                line.sendall(json.dumps({"env": dict(env), "argv": self._argv}).encode())
+                line.sendall(json.dumps(dict(env)).encode())
             except OSError:
                 standby.child.kill()
                 standby.child.close()
@@ -107,8 +115,8 @@ class Spares:
             return
         number, env, stdin = self._wanted.pop(0)
         ours, its = socket.socketpair()
-        first = _first_path(self._argv) or ""
-        words = (*self._argv[:2], "-c", _BOOT, str(its.fileno()), first, *self._modules)
+        words = (*self._argv[:2], "-c", _BOOT, str(its.fileno()), self._first, " ".join(self._modules))
+        words = (*words, *self._argv[2:])  # so that a list of processes shows whose they are
         with its:
             try:
                 child = self._group.start(words, env, stdin=stdin, keep=(its.fileno(),))
@@ -135,14 +143,21 @@ class Spares:
         standby.child.close()
 
 
-def _first_path(argv: Sequence[str]) -> str | None:
-    """What Python would put first on its search path for this program; None: nothing that can be stood by for."""
+def _source(argv: Sequence[str]) -> Path | None:
+    """The program's file; None: nothing that can be stood by for."""
     if list(argv[:2]) != [sys.executable, "-u"] or len(argv) < 3:  # noqa: PLR2004 - interpreter, -u, program
         return None
-    if argv[2] == "-m":
-        return str(Path.cwd())
-    script = Path(argv[2])
-    return str(script.resolve().parent) if script.suffix == ".py" and script.is_file() else None
+    if argv[2] != "-m":
+        files = [Path(argv[2])]
+    else:
+        places = [Path(folder, *argv[3].split(".")) for folder in (str(Path.cwd()), *sys.path)]
+        files = [file for place in places for file in (place / "__main__.py", place.with_name(f"{place.name}.py"))]
+    return next((file for file in files if file.suffix == ".py" and file.is_file()), None)
+
+
+def _can_wait(source: Path) -> bool:
+    """Whether it sets no variables, as some do before they import torch: those would come too late."""
+    return _SETS_VARIABLES.search(source.read_bytes()) is None
 
 
 def _loaded(pid: int, *, commits: bool) -> tuple[str, ...]:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 READY = b"."
 
 
-def main(channel: int, modules: Sequence[str]) -> None:
-    """Import `modules`, say so on the socket `channel`, wait for the order: the environment and the words of argv.
+def main(channel: int, modules: Sequence[str], argv: list[str]) -> None:
+    """Import `modules`, say so on the socket `channel`, wait there for an environment, be `argv` in it.
 
-    Returns only where no order came; else it ends as the program ends.
+    Returns only where none came; else it ends as the program ends.
     """
     for name in modules:
         import_module(name)
@@ -37,10 +37,9 @@ def main(channel: int, modules: Sequence[str]) -> None:
         line.send(READY)
         data = b"".join(iter(lambda: line.recv(1 << 16), b""))
     if data:
-        order = json.loads(data)
-        env.become(order["env"])
-        sys.orig_argv = order["argv"]
-        _execute(order["argv"][2:])
+        env.become(json.loads(data))
+        sys.orig_argv = argv
+        _execute(argv[2:])
 
 
 def _execute(words: list[str]) -> None:
