@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import closing
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -17,6 +16,9 @@ import pytest
 from tests.launch.commands import alive, clean, finish, run, script, start, until
 from worldsize.launch.loop import Loop
 from worldsize.launch.spare import Spares
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMMITS = """
 import worldsize.runtime.report as report
@@ -48,11 +50,11 @@ def everything(pipe: int) -> str:
         return file.read()
 
 
-def warm(argv: list[str], env: dict[str, str], like: int = 1) -> tuple[int, str, str]:
+def warm(argv: list[str], env: dict[str, str], like: int = 1, *, commits: bool = False) -> tuple[int, str, str]:
     """The same from an interpreter that stood by with another environment."""
     loop = Loop()
     with closing(loop), closing(Spares(loop, argv)) as spares:
-        spares.warm(like, [({**env, "RANK": "other", "LEFT": "over"}, False)], commits=False)
+        spares.warm(like, [({**env, "RANK": "other", "LEFT": "over"}, False)], commits=commits)
         loop.run(lambda: spares._standing[0].ready)
         group = spares.take()
         child = spares.order(0, env)
@@ -182,7 +184,11 @@ def standing_by(supervisor: int) -> list[int]:
 
 def idle(pid: int) -> bool:
     """Whether it has nothing to do: what waits for its order sleeps, what imports hardly does."""
-    return all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING and not time.sleep(0.05) for _ in range(20))
+    for _ in range(20):
+        if psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def test_a_restart_uses_them_and_the_logs_are_those_of_any_rank(tmp_path: Path) -> None:
@@ -192,7 +198,7 @@ def test_a_restart_uses_them_and_the_logs_are_those_of_any_rank(tmp_path: Path) 
     process = start("-n", "2", "--max-restarts", "2", "--log-dir", logs, script(tmp_path, text))
     until(lambda: len(standing_by(process.pid)) == 2)
     spares = standing_by(process.pid)
-    until(lambda: all(idle(pid) for pid in spares))
+    until(lambda: all(idle(pid) for pid in spares), 60)
     until(lambda: "pid" in (logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8"))
     os.kill(int((logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8").split()[1]), signal.SIGKILL)
     ended = finish(process)
@@ -218,23 +224,20 @@ def test_nothing_stands_by_where_it_is_not_wanted(tmp_path: Path, options: list[
     assert run(*options, script(tmp_path, text)).out == "2\n"
 
 
-@pytest.mark.slow
 def test_torch_is_there_before_the_program_asks(tmp_path: Path) -> None:
-    """What the first attempt had loaded is loaded, nothing of it runs yet, and DataLoader workers start from it."""
-    text = COMMITS + textwrap.dedent("""
-        there = "torch" in sys.modules, "worldsize.train.run" in sys.modules
-        import torch
-        from torch.utils.data import DataLoader
-        print(attempt, *there, torch.cuda.is_initialized(), flush=True)
-        print([int(x) for x in DataLoader(range(3), num_workers=1)], flush=True)
-        if not attempt:
-            report.committed("here", 1)
-            sys.path.insert(0, sys.argv[1])
-            from tests.launch.test_spare import idle, standing_by
-            while not (found := standing_by(os.getppid())) or not idle(found[0]): time.sleep(0.1)
-            sys.exit(1)
-    """)
-    text = text.replace('report.committed("here", attempt)\n', "", 1)
-    ended = run("--max-restarts", "1", script(tmp_path, text), Path(__file__).parents[2])
-    assert ended.code == 0
-    assert ended.out == "0 False False False\n[0, 1, 2]\n1 True True False\n[0, 1, 2]\n"
+    """What the first attempt had loaded is loaded; no CUDA, no thread of Python's runs; DataLoader workers start."""
+    text = """
+    print("torch" in sys.modules, "torch._dynamo" in sys.modules, "worldsize.train.run" in sys.modules)
+    import threading, torch
+    from torch.utils.data import DataLoader
+    print(torch.cuda.is_initialized(), threading.active_count())
+    print([int(x) for x in DataLoader(range(3), num_workers=1)])
+    """
+    argv = [sys.executable, "-u", str(script(tmp_path, text))]
+    words = [sys.executable, "-c", "import torch; print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as like:
+        assert like.stdout is not None
+        like.stdout.readline()
+        code, out, err = warm(argv, clean(), like.pid, commits=True)
+        like.kill()
+    assert (code, out, err) == (0, "True True True\nFalse 1\n[0, 1, 2]\n", "")

@@ -67,7 +67,7 @@ def read_weights(
     if not found:
         found_there = f"no name that begins with {prefix!r}" if prefix else "no tensors"
         raise CheckpointError(f"{path} holds no weights", found=found_there)
-    return found if names is None else _fitting(path, found, names)
+    return found if names is None else fitting(path, found, names)
 
 
 def initial(run_dir: Path | str) -> Path | None:
@@ -224,7 +224,7 @@ def _is_weight(key: Any, value: Any) -> bool:
     return isinstance(key, str) and isinstance(value, torch.Tensor)
 
 
-def _fitting(path: Path, weights: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+def fitting(path: Path, weights: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
     """The weights under exactly these names, without what wrappers put into or before theirs."""
     wanted, best = set(names), weights
     for way in _ways(weights):

@@ -56,7 +56,8 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
 def resume(script: str, args: tuple[str, ...], at: str | None, points: int, **options: str) -> None:
     """Run SCRIPT straight and interrupted; compare losses, sample ids, learning rates and final weights.
 
-    What follows a `--` is the program's. The first of --layouts runs straight and up to each interruption; every one of them resumes.
+    What follows a `--` is the program's. The first of --layouts runs straight and up to each interruption; every one
+    of them resumes.
     """
     from worldsize.tools import verify
 

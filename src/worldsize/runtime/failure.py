@@ -43,7 +43,8 @@ def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
     line = f"worldsize: {_who()}{error}{_where(trace)}"
     _write(error, line, trace)
     if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 - these are the last words
+        # CAUTION: torch wraps the hook and catches what it writes to sys.stderr; this process ends before it would show.
+        print(line, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from worldsize.checkpoint.weights import read_weights
 from worldsize.config import Duration
 from worldsize.errors import EXIT_STOPPED, ConfigError, StepError
 from worldsize.runtime import env, failure, session
@@ -140,11 +139,8 @@ class Run:
         """
         self._engine.parts.refuse_late("a warm start")
         placed = self._engine.parts.placed(model)
-        return warm.fill(
-            placed.module,
-            read_weights(Path(source), names=placed.module.state_dict().keys(), trust=trust),
-            strict=strict,
-        )
+        found = warm.read(Path(source), placed.name, placed.module, strict=strict, trust=trust)
+        return warm.fill(placed.module, found, strict=strict)
 
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.

@@ -168,7 +168,7 @@ def imported(engine: Engine, settings: Settings) -> list[str]:
     (placed, *others) = engine.parts.models.values()
     if others:
         raise LayoutError("imported weights are for a run of one model", found=str(list(engine.parts.models)))
-    warm.fill(placed.module, weights.read_weights(source, names=placed.module.state_dict().keys()))
+    warm.fill(placed.module, warm.read(source, placed.name, placed.module, strict=True, trust=False))
     return [f"beginning with the weights of {source}"]
 
 

@@ -7,20 +7,39 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from worldsize.checkpoint import weights
 from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor, nn
 
 
-def fill(module: nn.Module, weights: Mapping[str, Tensor], *, strict: bool = True) -> list[str]:
+def read(source: Path, model: str, module: nn.Module, *, strict: bool, trust: bool) -> dict[str, Tensor]:
+    """Weights for one model, by its bare names.
+
+    Args:
+        source: whatever `checkpoint.weights.read_weights` understands.
+        model: the model's name in the run: of a checkpoint of ours, its part is taken.
+        module: the placed model.
+        strict: names must fit, with the prefixes of wrappers taken off.
+        trust: allow unpickling.
+    """
+    found = weights.read_weights(source, trust=trust)
+    own = {name.removeprefix(f"{model}/"): each for name, each in found.items() if name.startswith(f"{model}/")}
+    if own or not strict:
+        return own or found
+    return weights.fitting(source, found, module.state_dict().keys())
+
+
+def fill(module: nn.Module, values: Mapping[str, Tensor], *, strict: bool = True) -> list[str]:
     """Copy weights into a placed model, each rank its own part.
 
     Args:
         module: a placed model.
-        weights: whole tensors by the bare model's names.
+        values: whole tensors by the bare model's names.
         strict: refuse names that only one side has.
 
     Returns:
@@ -30,7 +49,7 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], *, strict: bool = Tru
         CheckpointError: names or shapes do not fit, with counts and examples.
     """
     live = module.state_dict()
-    missing, foreign = sorted(live.keys() - weights.keys()), sorted(weights.keys() - live.keys())
+    missing, foreign = sorted(live.keys() - values.keys()), sorted(values.keys() - live.keys())
     if strict and (missing or foreign):
         raise CheckpointError(
             "these weights are not of this model",
@@ -38,8 +57,8 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], *, strict: bool = Tru
             do="rename them, or strict=False to take what fits",
         )
     with torch.no_grad():
-        for name in live.keys() & weights.keys():
-            _copy(name, live[name], weights[name])
+        for name in live.keys() & values.keys():
+            _copy(name, live[name], values[name])
     return missing
 
 
