@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from worldsize.train.settings import Settings
     from worldsize.train.state import Progress as At
 
-_SIGNAL, _STOP, _SAVE, _FLUSH = range(4)
+_SIGNAL, _STOP, _SAVE, _FLUSH, _SUMS = range(5)
 
 
 @dataclass(slots=True)
@@ -124,7 +124,8 @@ class Loop:
 
     def _ask(self) -> None:
         """Tell the others what this rank would like: to stop, to end, to save, to write."""
-        wishes = (signals.received() is not None, self.why is not None, self.committer.late, self.recorder.due)
+        stop, end, write = signals.received() is not None, self.why is not None, self.recorder.due
+        wishes = (stop, end, self.committer.late, write, self.recorder.holds)
         self.asked.append(self.engine.comm.start_max([float(wish) for wish in wishes]))
 
     def _answers(self, open_: int) -> list[float]:
@@ -133,7 +134,7 @@ class Loop:
         An answer is read one step later, so that no rank waits for another. Only after a step in whose body the ranks
         met anyhow (an evaluation, `best`) it is read at once: a stop that follows from it ends the run there.
         """
-        answers = [[0.0] * 4]
+        answers = [[0.0] * 5]
         while len(self.asked) > open_:
             answers.append(self.asked.popleft().wait())
         return [max(column) for column in zip(*answers, strict=True)]
@@ -145,7 +146,7 @@ class Loop:
         ends = self.at.step == self.settings.stop_after and step is not None
         save = step is not None and (self.wants_save or bool(wishes[_SAVE]))
         if wishes[_FLUSH] or save:
-            self.recorder.flush(self.engine.comm)
+            self.recorder.flush(self.engine.comm if save or wishes[_SUMS] else None)
         if wishes[_STOP]:
             # Whoever asked in this very step is not heard before the next answer, but its reason counts already.
             self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)

@@ -35,8 +35,13 @@ class Recorder(Protocol):
         """Remember a step's numbers, without reading them."""
         ...
 
-    def flush(self, comm: Comm) -> None:
-        """Write what was taken, and the program's own numbers of all ranks. Collective."""
+    @property
+    def holds(self) -> bool:
+        """Whether there are numbers of the program's own to be summed over ranks."""
+        ...
+
+    def flush(self, comm: Comm | None) -> None:
+        """Write what was taken; with `comm` also the program's own numbers of all ranks, which is collective."""
         ...
 
 
@@ -58,11 +63,18 @@ class SumRecorder:
             before = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = before[0] + total, before[1] + count
 
-    def flush(self, comm: Comm) -> None:
+    @property
+    def holds(self) -> bool:
+        """Whether `step.log` gave something since the last time."""
+        return bool(self._sums)
+
+    def flush(self, comm: Comm | None) -> None:
         """Give this rank's sums to the others."""
         self._gather(comm)
 
-    def _gather(self, comm: Comm) -> dict[str, float]:
+    def _gather(self, comm: Comm | None) -> dict[str, float]:
+        if comm is None:
+            return {}
         mine = {name: (float(total), float(count)) for name, (total, count) in self._sums.items()}
         self._sums.clear()
         return _means(comm.gather(mine))
@@ -93,7 +105,7 @@ class StepRecorder(SumRecorder):
             values["grad_norm"] = step.grad_norm
         self._taken.append((step.index, values))
 
-    def flush(self, comm: Comm) -> None:
+    def flush(self, comm: Comm | None) -> None:
         """Write what was taken since the last time."""
         logged = self._gather(comm)
         self._next = time.monotonic() + _EVERY
