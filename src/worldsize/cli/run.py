@@ -110,7 +110,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         "--spare/--no-spare",
         default=True,
         show_default=True,
-        help="With --max-restarts: per rank an idle interpreter that has imported torch; ~0.3 GB of memory each.",
+        help="With --max-restarts: an idle interpreter per rank with torch loaded, unless SCRIPT sets variables; 0.3 GB each.",
     ),
     click.option("--nnodes", default="1", show_default=True, help="Machines."),
     click.option("--node-rank", type=click.IntRange(0), help="This machine's number."),
