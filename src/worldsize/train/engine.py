@@ -49,8 +49,6 @@ class Engine:
         """Whether this step's gradient norm is wanted for a log line."""
         self._strategies: dict[str, Strategy] = {}
         self.strategy = self.strategy_of(settings.strategy or registry.default(session.comm.size))
-        self.met = False
-        """Whether the ranks met in this step's body, in a call that all of them make."""
         self.notes: list[str] = []
         """Lines for a person, to be said when the next numbers are."""
         self._looked: set[str] = set()
@@ -101,7 +99,6 @@ class Engine:
         """Seed the loop body, equally on all ranks, and decide whether this step's gradient norm is logged."""
         reseed(key(self.seed, "body", index), self.device)
         self.log_norm = index % _NORM_EVERY == 0
-        self.met = False
 
     def weight(self, value: float, dtype: torch.dtype) -> Tensor:
         """A number as a 0-dim tensor on the device, made once: filling one is a launch of its own."""

@@ -5,8 +5,7 @@ None of that belongs to the update: what the program does after `step.update()` 
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsize.errors import EXIT_STOPPED, StepError
@@ -50,8 +49,6 @@ class Loop:
     why: str | None = None
     current: Step | None = None
     wants_save: bool = False
-    ended: bool = False
-    asked: deque[Pending] = field(default_factory=deque)
 
     def steps(self) -> Iterator[Step]:
         """The run's steps. What a step did is counted when the next one is asked for."""
@@ -64,20 +61,19 @@ class Loop:
         if self.at.tail:
             yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
             self.at.tail = None
-        self._ask()
-        self._settle(self._answers(0))
+        self._settle(self._ask().wait())
         batches, began = next(source, None), self.at.step
-        while batches is not None and not self.ended and not self._reached:
+        while batches is not None and self.why is None and not self._reached:
             step = Step(self.engine, batches, self.at.shift)
             self.engine.begin_step(step.index)
             yield from self._offer(step)
             self._count(step, batches.totals["samples"])
-            self._ask()
-            # Data is fetched before the answer is read, unless where the data stands must be saved first.
+            asked = self._ask()
+            # The answer travels while data is fetched, unless where the data stands must be saved first.
             batches = next(source, None) if self.loader.numbered else None
             if step.index == began:
                 self.committer.prepare()
-            self._settle(self._answers(0 if self.engine.met else 1), step)
+            self._settle(asked.wait(), step)
             batches = batches if self.loader.numbered else next(source, None)
         self._finish()
 
@@ -122,22 +118,11 @@ class Loop:
         if self.ledger is not None:
             self.ledger.write(step)
 
-    def _ask(self) -> None:
+    def _ask(self) -> Pending:
         """Tell the others what this rank would like: to stop, to end, to save, to write."""
         stop, end, write = signals.received() is not None, self.why is not None, self.recorder.due
         wishes = (stop, end, self.committer.late, write, self.recorder.holds)
-        self.asked.append(self.engine.comm.start_max([float(wish) for wish in wishes]))
-
-    def _answers(self, open_: int) -> list[float]:
-        """What anybody wanted, the same on all ranks; the newest `open_` questions are left to travel.
-
-        An answer is read one step later, so that no rank waits for another. Only after a step in whose body the ranks
-        met anyhow (an evaluation, `best`) it is read at once: a stop that follows from it ends the run there.
-        """
-        answers = [[0.0] * 5]
-        while len(self.asked) > open_:
-            answers.append(self.asked.popleft().wait())
-        return [max(column) for column in zip(*answers, strict=True)]
+        return self.engine.comm.start_max([float(wish) for wish in wishes])
 
     def _settle(self, wishes: list[float], step: Step | None = None) -> None:
         self.committer.report()
@@ -148,9 +133,7 @@ class Loop:
         if wishes[_FLUSH] or save:
             self.recorder.flush(self.engine.comm if save or wishes[_SUMS] else None)
         if wishes[_STOP]:
-            # Whoever asked in this very step is not heard before the next answer, but its reason counts already.
             self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)
-            self.ended = True
         if wishes[_SIGNAL] or ends:
             self._leave(signals.received() or "stop")
         if save and not wishes[_STOP]:
@@ -158,8 +141,7 @@ class Loop:
 
     def _leave(self, reason: str) -> None:
         """Stop on request: one save, the same on all ranks, and the exit code that says 'start me again'."""
-        self._answers(0)
-        self.at.done = self.why if self.ended else None
+        self.at.done = self.why
         self.recorder.flush(self.engine.comm)
         if self.at.step > 0:
             self.committer.commit(self.at, last=True)
@@ -169,9 +151,8 @@ class Loop:
         raise SystemExit(EXIT_STOPPED)
 
     def _finish(self) -> None:
-        self._answers(0)
         self.recorder.flush(self.engine.comm)
-        self.at.done = self.why if self.ended else None
+        self.at.done = self.why
         self.committer.commit(self.at, last=True)
         self.tracker.event("end", step=self.at.step, reason=self.at.done or "finished")
 

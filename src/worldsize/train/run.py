@@ -230,7 +230,6 @@ class Run:
     ) -> dict[str, float]:
         """Means over a dataset, each sample counted once at any world size. See `Evaluator.scores`."""
         self._raise_problem()
-        self._engine.met = True
         try:
             return self._evaluator.scores(fn, data, model)
         except Stopped:
@@ -239,7 +238,6 @@ class Run:
     def predict(self, fn: Callable[[Any], Tensor], data: Any, *, model: nn.Module | None = None) -> Tensor:
         """One row a sample, in the data's order. See `Evaluator.outputs`."""
         self._raise_problem()
-        self._engine.met = True
         try:
             return self._evaluator.outputs(fn, data, model)
         except Stopped:
@@ -258,7 +256,6 @@ class Run:
         loop = self._running("best")
         if mode not in ("min", "max"):
             raise ConfigError(f"mode={mode!r}", do="choose 'min' or 'max'")
-        self._engine.met = True
         value = self._engine.comm.broadcast(float(value))
         before = loop.at.best.get("value")
         better = value == value and (before is None or (value > before if mode == "max" else value < before))  # noqa: PLR0124
@@ -268,11 +265,7 @@ class Run:
         return better
 
     def stop(self, why: str) -> None:
-        """End the run. What one rank says holds for all.
-
-        After a step in which all ranks called evaluate or best the run ends there, else one step later: ranks that
-        would wait for each other's opinion after each step would all be slower.
-        """
+        """End the run after this step. What one rank says holds for all."""
         self._running("stop").why = why
 
     def log(self, values: Mapping[str, float]) -> None:
