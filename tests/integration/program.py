@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -238,8 +239,11 @@ def linger(folder: Path, layout: str, waits: Mapping[str, float]) -> None:
         step.update()
         if step.ends_epoch:
             run.log(run.evaluate(score, samples(240)))
+            say(f"evaluated {step.index}", {})
 
 
 def say(place: str, waits: Mapping[str, float]) -> None:
     """A line, and a rest."""
+    sys.stdout.write(f"{place}\n")
+    sys.stdout.flush()
     time.sleep(waits.get(place, 0.0))
