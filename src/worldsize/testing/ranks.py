@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 T = TypeVar("T")
+_MOMENT = 0.5
 
 
 def run_ranks(fn: Callable[..., T], size: int, *args: Any, timeout: float = 120.0, **named: Any) -> list[T]:
@@ -120,7 +121,16 @@ class RankPool:
             return answer.value
         error = answer.error or LaunchError(f"rank {rank} of {self.size} failed; its exception cannot be sent here")
         error.add_note(f"\nOn rank {rank} of {self.size}:\n{answer.trace}")
-        raise error
+        raise self._dead() or error
+
+    def _dead(self) -> LaunchError | None:
+        """A rank that died explains what the others raise about it, and may show a moment later than they do."""
+        for line in wait(self._lines, _MOMENT):
+            try:
+                line.recv_bytes()  # type: ignore[union-attr]
+            except (EOFError, ConnectionError):
+                return self._lost(self._lines.index(line), "died")  # type: ignore[arg-type]
+        return None
 
     def _lost(self, rank: int, how: str) -> LaunchError:
         assert self._folder is not None
