@@ -29,7 +29,7 @@ $(DEMO_ENV): $(SOURCES)
 	@touch $@
 
 $(DEV_ENV): $(SOURCES)
-	@.ci/system-packages
+	@.ci/system-packages tests
 	@.ci/environment $(VENV) dev
 	@touch $(DEMO_ENV) $@
 
@@ -37,11 +37,11 @@ demo: $(DEMO_ENV) ## trains real digits, is killed, goes on on other world sizes
 	$(BIN)/python examples/digits/demo.py
 
 test: $(DEV_ENV) ## the tests (under 20 minutes on 2 cores)
-	@.ci/system-packages
+	@.ci/system-packages tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 matrix: $(DEV_ENV) ## the full products: every layout times every layout
-	@.ci/system-packages
+	@.ci/system-packages tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m matrix $(ARGS)
 
 bench: $(DEV_ENV) ## our numbers beside those of the peers

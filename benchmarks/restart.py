@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,18 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RANKS, RESTARTS, TARGET = "2", "3", 0.5
-VICTIM, STEPS_AFTER, LIMIT_S = 1, 55, 120.0
+VICTIM, STEPS_AFTER, LIMIT_S, TRIES = 1, 55, 60.0, 5
 KILL_AT = {"at once": 25, "15 s into the training": 755}
-"""The step after which rank VICTIM is killed: in the middle between two checkpoints; before and after spares are ready."""
+"""The step after which rank VICTIM is killed: between two checkpoints; in the first second of training, and later."""
 
 
-def recovery(command: Callable[..., list[str]], kill_at: int) -> float:
-    """Seconds from the kill after step `kill_at` to the first line of a step in the next attempt; LIMIT_S where none came.
-
-    The peer's ranks sometimes wait for each other for ever after a restart, in gloo's rendezvous.
+def recovery(command: Callable[..., list[str]], kill_at: int) -> float | str:
+    """Seconds from the kill after step `kill_at` to the first line of a step in the next attempt; why none came, else.
 
     Raises:
-        RuntimeError: there was no next attempt, or it did not end well.
+        RuntimeError: the kill was never due, or the next attempt did not end well.
     """
     killed = took = None
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
@@ -49,12 +48,34 @@ def recovery(command: Callable[..., list[str]], kill_at: int) -> float:
                 elif took is None and killed is not None and attempt > 0:
                     took = time.monotonic() - killed
                     limit.cancel()
-        if killed is not None and took is None and time.monotonic() - killed >= LIMIT_S:
-            return LIMIT_S
-        if took is None or process.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}\n{errors.read()[-6000:]}")
+        limit.cancel()
+        errors.seek(0)
+        told = f"{' '.join(words)} ended with {process.returncode}\n{errors.read()[-6000:]}"
+    if killed is None or (took is not None and process.returncode):
+        raise RuntimeError(told)
+    return told if took is None else took
+
+
+def ours_recovered(command: Callable[..., list[str]], kill_at: int) -> float:
+    """Seconds of a recovery. Raises RuntimeError where there was none."""
+    took = recovery(command, kill_at)
+    if isinstance(took, str):
+        raise RuntimeError(took)  # noqa: TRY004 - what is wrong is the launcher
     return took
+
+
+def peer_recovered(command: Callable[..., list[str]], kill_at: int) -> float:
+    """Seconds of the first recovery that succeeds.
+
+    The peer's ranks often wait for each other for ever after a restart, or give up, in gloo's rendezvous. Those times are
+    told and left out, so that they decide no ratio.
+    """
+    for _ in range(TRIES):
+        took = recovery(command, kill_at)
+        if not isinstance(took, str):
+            return took
+        print(f"  peer: no step within {LIMIT_S:g} s of the kill, left out", file=sys.stderr, flush=True)
+    raise RuntimeError(took)
 
 
 def main() -> None:
@@ -72,7 +93,7 @@ def main() -> None:
         return measure.torchrun("--standalone", *options, str(programs / "restart_torchrun.py"), folder, steps)
 
     for when, step in KILL_AT.items():
-        found = measure.pairs(partial(recovery, ours, step), partial(recovery, peer, step), count)
+        found = measure.pairs(partial(ours_recovered, ours, step), partial(peer_recovered, peer, step), count)
         what = f"SIGKILL {when} to next step"
         measure.report([measure.compare(what, *found, unit="s", against="torchrun", target=TARGET)])
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import atexit
 from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from worldsize.runtime import session
 from worldsize.testing.nursery import nursery
 from worldsize.testing.ranks import RankPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 @cache
@@ -16,3 +23,12 @@ def pool(size: int) -> RankPool:
     made = RankPool(size)
     atexit.register(made.close)
     return made
+
+
+def together(function: Callable[..., T], size: int, *args: Any, device: str = "cpu") -> list[T]:
+    """What `function(comm, *args)` returns on each of `size` ranks that have met."""
+    return pool(size).run(_meet, function, device, *args)
+
+
+def _meet(function: Callable[..., T], device: str, *args: Any) -> T:
+    return function(session.session(device).comm, *args)

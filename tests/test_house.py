@@ -39,9 +39,9 @@ TORCH_FREE = (
     "worldsize.runtime.visible",
     "worldsize.runtime.network",
     "worldsize.runtime.report",
+    "worldsize.runtime.keys",
     "worldsize.data.order",
     "worldsize.data.batch",
-    "worldsize.data.keys",
     "worldsize.checkpoint.manifest",
     "worldsize.checkpoint.owner",
 )

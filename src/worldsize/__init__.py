@@ -17,8 +17,11 @@ _NAMES = {
     "accuracy": "worldsize.train.criterion",
     "Saving": "worldsize.train.settings",
     "Duration": "worldsize.config",
+    "Step": "worldsize.train.step",
     "World": "worldsize.world",
+    "here": "worldsize.runtime.env",
     "WorldsizeError": "worldsize.errors",
+    "LayoutError": "worldsize.errors",
     "committed": "worldsize.runtime.report",
     "stop_requested": "worldsize.runtime.report",
     "spawn": "worldsize.launch.spawn",
@@ -28,24 +31,28 @@ _NAMES = {
 if TYPE_CHECKING:
     from worldsize import data
     from worldsize.config import Duration
-    from worldsize.errors import WorldsizeError
+    from worldsize.errors import LayoutError, WorldsizeError
     from worldsize.launch.spawn import spawn
+    from worldsize.runtime.env import here
     from worldsize.runtime.report import committed, stop_requested
     from worldsize.train.criterion import accuracy
     from worldsize.train.run import Run
     from worldsize.train.settings import Saving
+    from worldsize.train.step import Step
     from worldsize.train.trainer import Trainer
     from worldsize.world import World
 
 __all__ = [  # noqa: RUF022 - in the order of API.md
-    "Run", "Trainer", "Saving", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "World",
-    "WorldsizeError",
+    "Run", "Trainer", "Saving", "Step", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "World",
+    "here", "WorldsizeError", "LayoutError",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module 'worldsize' has no attribute {name!r}")
+    if name in ("Run", "Trainer"):
+        import_module("worldsize.runtime.signals").expect()
     module = import_module(_NAMES[name])
     return module if name == "data" else getattr(module, name)
 

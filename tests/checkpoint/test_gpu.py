@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.checkpoint.ranks import run_ranks
 from tests.checkpoint.states import blank, checkpointer, facts, odd, path_of, same, save_once
+from tests.pools import together
 from worldsize.checkpoint.load import load
 from worldsize.checkpoint.manifest import verify
 from worldsize.runtime.comm import Alone
@@ -72,5 +72,5 @@ def two_devices(comm: Comm, run_dir: Path) -> list[int]:
 @pytest.mark.gpu(count=2)
 def test_shards_on_two_devices(tmp_path: Path) -> None:
     """Shards on two devices save and load; saving in the background takes no memory on another rank's device."""
-    assert run_ranks(two_devices, 2, tmp_path / "run", backend="cpu:gloo,cuda:nccl") == [[0], [1]]
+    assert together(two_devices, 2, tmp_path / "run", device="cuda") == [[0], [1]]
     assert verify(path_of(tmp_path / "run", 1)) == []

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.checkpoint.ranks import run_ranks
 from tests.checkpoint.states import (
     blank,
     checkpointer,
@@ -19,6 +18,7 @@ from tests.checkpoint.states import (
     save_once,
     sharded,
 )
+from tests.pools import together
 from worldsize.checkpoint import store
 from worldsize.checkpoint.load import load, newest
 from worldsize.checkpoint.manifest import FOLDER, committed, read, verify
@@ -71,7 +71,7 @@ def read_all(comm: Comm, run_dir: Path) -> dict[str, bool]:
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose checkpoints were written by four ranks in several layouts."""
     folder = tmp_path_factory.mktemp("layouts") / "run"
-    outcomes = run_ranks(write_all, 4, folder)
+    outcomes = together(write_all, 4, folder)
     assert [outcome["error"] for outcome in outcomes] == [None] * 4
     return folder
 
@@ -92,7 +92,7 @@ def test_one_process_reads_them_all(run_dir: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_other_rank_counts_read_them_all(run_dir: Path, size: int) -> None:
     """B087: 4 -> 2 and 4 -> 3 ranks, every layout read as every layout, bit for bit."""
-    for found in run_ranks(read_all, size, run_dir):
+    for found in together(read_all, size, run_dir):
         assert all(found.values()), found
 
 
@@ -158,7 +158,7 @@ def fail(*_: Any) -> None:
 
 def test_a_rank_that_differs_or_fails_stops_nobody(tmp_path: Path) -> None:
     """B057, B061: what differs or fails on one rank is one error on all, naming the rank; nobody hangs."""
-    one, other = run_ranks(disagree, 2, tmp_path / "run")
+    one, other = together(disagree, 2, tmp_path / "run")
     assert one == other
     assert "ranks 0 and 1 have other values for train['lr']" in one["train"]
     assert "facts['step']" in one["step"]
@@ -190,7 +190,7 @@ def cut_off(comm: Comm, run_dir: Path) -> list[str]:
 
 def test_all_ranks_hear_that_they_were_cut_off(tmp_path: Path) -> None:
     """The rank that owns the folder notices its successor; all ranks stop with the same error."""
-    for found in run_ranks(cut_off, 2, tmp_path / "run"):
+    for found in together(cut_off, 2, tmp_path / "run"):
         assert found[0].startswith(OwnershipError.__name__)
         assert found[1:] == ["step-00000001"]
 
@@ -217,4 +217,4 @@ def alone_in_save(comm: Comm, run_dir: Path) -> float:
 
 def test_saving_on_one_rank_only_ends(tmp_path: Path) -> None:
     """B061: a save that not all ranks call raises within the timeout instead of hanging."""
-    assert run_ranks(alone_in_save, 2, tmp_path / "run")[0] < 20
+    assert together(alone_in_save, 2, tmp_path / "run")[0] < 20

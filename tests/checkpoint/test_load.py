@@ -12,10 +12,11 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.checkpoint.states import blank, odd, path_of, same, save_once
+from worldsize.checkpoint.facts import TensorFact
 from worldsize.checkpoint.load import load, metadata, newest, read_train
 from worldsize.checkpoint.manifest import FOLDER, TRAIN, verify
 from worldsize.checkpoint.retain import Keep
-from worldsize.checkpoint.store import METADATA, TensorFact, read_metadata
+from worldsize.checkpoint.store import METADATA, read_metadata
 from worldsize.errors import CheckpointError
 from worldsize.runtime.comm import Alone
 

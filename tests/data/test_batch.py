@@ -150,7 +150,7 @@ def test_pure_modules_do_not_import_torch() -> None:
     """The launch half and the tools use keys, order and batch without torch; the package itself loads nothing."""
     code = (
         "import sys, worldsize.data; assert 'numpy' not in sys.modules;"
-        "import worldsize.data.batch, worldsize.data.keys; assert 'numpy' not in sys.modules;"
+        "import worldsize.data.batch, worldsize.runtime.keys; assert 'numpy' not in sys.modules;"
         "import worldsize.data.order; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from tests.data.samples import Noisy, Numbers, joined, loader, told
 from worldsize.data.batch import BatchPlan, ledger
 from worldsize.data.feed import Share
-from worldsize.data.keys import key
 from worldsize.errors import DataError
+from worldsize.runtime.keys import key
 
 if TYPE_CHECKING:
     from worldsize.data.loader import Loader

@@ -39,7 +39,6 @@ def recorded(
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_demo_is_killed_moved_and_ends_on_the_same_curve(tmp_path: Path) -> None:
     """Killed on 2 x DDP, stopped on 1, finished on 3 x FSDP, each inside an epoch: all three checks hold."""
@@ -89,7 +88,6 @@ def test_demo_wants_97_percent(demo: ModuleType, tmp_path: Path) -> None:
     assert not demo.compare(training, training)
 
 
-@pytest.mark.slow
 def test_trainer_and_loop_are_one_training(tmp_path: Path) -> None:
     """`ws.Trainer` from the parts gives the curve of the loop written by hand."""
     env = {"WORLDSIZE_DURATION": "12st", "WORLDSIZE_PRECISION": "fp64"}

@@ -42,7 +42,6 @@ def blocks(page: Path, language: str) -> list[tuple[str, str]]:
     return [(name, text) for kind, name, text in found if kind == language]
 
 
-@pytest.mark.slow
 def test_readme_is_true(tmp_path: Path) -> None:
     """The tour of the README runs as written; each of its trainings goes one epoch further than the one before."""
     programs = dict(blocks(README, "python"))
@@ -57,7 +56,6 @@ def test_readme_is_true(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-00000045").is_dir()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.name not in ("README.md", "architecture.md") and blocks(page, "python")],

@@ -43,7 +43,6 @@ def weights(run: Path) -> dict[str, str]:
     return {name: str(fact) for name, fact in files.items() if name.endswith(".distcp")}
 
 
-@pytest.mark.slow
 def test_resume_begins_with_the_epoch_after_the_saved_one(tmp_path: Path) -> None:
     """B051: 2 epochs and then 3 are the 3 epochs of an undisturbed run: samples, weights; a finished run makes no step."""
     single(tmp_path, 2, "--run_dir", "parts", ledger="parts-ledger")
@@ -62,7 +61,6 @@ def test_resume_begins_with_the_epoch_after_the_saved_one(tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "parts" / "checkpoints").rglob("*")} == before
 
 
-@pytest.mark.slow
 def test_stop_inside_an_epoch_goes_on_inside_it(tmp_path: Path) -> None:
     """B053: stopped after 11 of 16 steps, it goes on with the 12th: epochs are whole, nothing is repeated."""
     program = (*PYTHON, TUTORIAL / "singlegpu.py", "--total_epochs", "2", *SHORT)
@@ -75,7 +73,6 @@ def test_stop_inside_an_epoch_goes_on_inside_it(tmp_path: Path) -> None:
         assert sorted(seen) == list(range(2048))
 
 
-@pytest.mark.slow
 def test_spawned_processes_print_the_tutorials_lines(tmp_path: Path) -> None:
     """`python multigpu.py` starts its processes itself; each tells its epochs, one tells of checkpoints."""
     program = (*PYTHON, TUTORIAL / "multigpu.py", "--nproc", "2", "--total_epochs", "2", *SHORT)
@@ -90,7 +87,6 @@ def test_spawned_processes_print_the_tutorials_lines(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_torchrun_and_our_launcher_share_a_run(tmp_path: Path) -> None:
     """B054: what torchrun x 2 began, one rank refuses with the numbers, and continues with the batch size it was told."""
     program = TUTORIAL / "multigpu_torchrun.py"
@@ -108,7 +104,6 @@ def test_torchrun_and_our_launcher_share_a_run(tmp_path: Path) -> None:
     assert epochs(went_on) == ["[GPU0] Epoch 1 | Batchsize: 512 | Steps: 4"]
 
 
-@pytest.mark.slow
 def test_refusal_names_the_rank_counts_that_fit(tmp_path: Path) -> None:
     """Where no batch size on three ranks makes the run's step, the numbers of ranks that can are named."""
     program = TUTORIAL / "multigpu_torchrun.py"
@@ -118,7 +113,6 @@ def test_refusal_names_the_rank_counts_that_fit(tmp_path: Path) -> None:
     assert "Do: start a number of ranks that divides 256: 1, 2, 4, 8, 16, 32, 64, 128, 256" in refused.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [RUN, TORCHRUN])
 def test_two_terminals_meet_at_an_ipv6_endpoint(launcher: tuple[str, ...], tmp_path: Path) -> None:
     """The two-node form of the tutorial: one world of two ranks, and one process of both nodes tells of checkpoints."""

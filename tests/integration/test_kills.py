@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,16 +13,17 @@ import torch
 from tests.integration import program
 from worldsize.checkpoint import load, manifest
 from worldsize.runtime.comm import Alone
-from worldsize.testing.faults import kill_after, kill_in_save
+from worldsize.testing.faults import half_written, kill_after, kill_in_save
 from worldsize.testing.nursery import Crew
+from worldsize.track.jsonl import read
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ENDLESS = "100000st"
-LONGEST = 2.5
-"""Seconds that an attempt lives at most: some die while they start, some after several steps."""
-SAVING = 0.02
+TRAINING = 4.0
+"""Seconds of training, a step and a save several times in each, over which kills fall."""
+SAVING = 0.05
 """Seconds that a save takes here, roughly."""
 
 
@@ -37,27 +40,62 @@ def newest(run_dir: Path) -> int:
     return max((manifest.step_of(path) or 0 for path in manifest.committed(run_dir)), default=0)
 
 
-def killed(layout: str, run_dir: Path, logs: Path, duration: str, draw: random.Random, *, aimed: bool) -> bool:
-    """One attempt that is killed. Checks what it left. False where it ended before."""
-    before = newest(run_dir)
-    crew = Crew(program.ranks_of(layout), logs)
-    crew.start(program.endure, run_dir, layout, duration)
-    hit = (
-        kill_in_save(crew, run_dir, draw.uniform(0, SAVING)) if aimed else kill_after(crew, draw.uniform(0, LONGEST))
-    )
-    assert set(crew.codes()) <= ({-9} if hit else {-9, 0}), crew.said()
-    crew.close()
-    for path in manifest.committed(run_dir):
-        assert manifest.verify(path) == []
-    assert newest(run_dir) >= before
-    return hit
+class Victim:
+    """A run that is started and killed again and again, and where the kills hit: "start-up", "training", "save"."""
+
+    def __init__(self, layout: str, folder: Path, draw: random.Random) -> None:
+        self.layout, self.run_dir, self.logs, self.draw = layout, folder / "killed", folder / "logs", draw
+        self.hits: Counter[str] = Counter()
+        self.starting = 0.0
+        """Seconds from the start of an attempt to its first step, when it was last seen."""
+
+    def kill(self, where: str) -> None:
+        """One attempt that is killed in a save, in its training, or anywhere. Checks what it left."""
+        before = newest(self.run_dir)
+        begun = self.begun
+        crew = Crew(program.ranks_of(self.layout), self.logs)
+        crew.start(program.endure, self.run_dir, self.layout, ENDLESS)
+        if where == "anywhere":
+            hit = kill_after(crew, self.draw.uniform(0, self.starting + TRAINING))
+        else:
+            self.wait(crew, begun)
+            hit = (
+                kill_in_save(crew, self.run_dir, self.draw.uniform(0, SAVING))
+                if where == "save"
+                else kill_after(crew, self.draw.uniform(0, TRAINING))
+            )
+        assert hit, f"it ended: {crew.said()}"
+        assert set(crew.codes()) == {-9}, crew.said()
+        crew.close()
+        for path in manifest.committed(self.run_dir):
+            assert manifest.verify(path) == []
+        assert newest(self.run_dir) >= before
+        trained = "save" if half_written(self.run_dir) else "training"
+        self.hits[trained if self.begun > begun else "start-up"] += 1
+
+    def wait(self, crew: Crew, begun: int) -> None:
+        """Until this attempt trains."""
+        began = time.monotonic()
+        while self.begun == begun:
+            assert None in crew.codes(), crew.said()
+            assert time.monotonic() < began + 120, crew.said()
+            time.sleep(0.005)
+        self.starting = time.monotonic() - began
+
+    @property
+    def begun(self) -> int:
+        """How many attempts came as far as their first step."""
+        return sum(row["event"] in ("start", "resume") for row in read(self.run_dir / "events.jsonl"))
 
 
 def survive(layout: str, folder: Path, kills: int) -> None:
-    """Kill the run that often, every third time in a save; then let it end, and compare with an undisturbed one."""
-    draw = random.Random(f"{layout} {kills}")
+    """Kill the run that often; then let it end, and compare with an undisturbed one."""
+    victim = Victim(layout, folder, random.Random(f"{layout} {kills}"))
     for number in range(kills):
-        assert killed(layout, folder / "killed", folder / "logs", ENDLESS, draw, aimed=number % 3 == 0), "it ended"
+        victim.kill(("save", "training", "anywhere")[number % 3])
+    while victim.hits["save"] < kills / 3:  # a commit may come between the last look and the signal
+        victim.kill("save")
+    assert victim.hits["save"] + victim.hits["training"] >= 2 * kills / 3, victim.hits
     steps = newest(folder / "killed") + 7
     for name in ("killed", "straight"):
         crew = Crew(program.ranks_of(layout), folder / f"logs-{name}")
@@ -71,7 +109,7 @@ def survive(layout: str, folder: Path, kills: int) -> None:
 
 @pytest.mark.parametrize("layout", ["ddp:2", "fsdp:3"])
 def test_a_run_survives_being_killed(tmp_path: Path, layout: str) -> None:
-    """B056: three kills of each layout, in saves and elsewhere; the same bits in the end."""
+    """B056: killed in a save, in training and anywhere; the same bits in the end."""
     survive(layout, tmp_path, 3)
 
 
@@ -79,5 +117,5 @@ def test_a_run_survives_being_killed(tmp_path: Path, layout: str) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("layout", ["ddp:2", "fsdp:3"])
 def test_a_run_survives_a_hundred_kills(tmp_path: Path, layout: str) -> None:
-    """Uniformly random instants, a third of them in a save."""
+    """At random instants: a third of them in a save, and two thirds at least after the first step."""
     survive(layout, tmp_path, 100)

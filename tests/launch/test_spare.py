@@ -1,4 +1,4 @@
-"""Interpreters that stand by: they become the program and nothing else, and they outlive nothing."""
+"""The interpreter that stands by: its forks become the program and nothing else, and it outlives nothing."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.launch.commands import alive, clean, finish, run, script, start, until
+from worldsize.launch import supervisor
 from worldsize.launch.loop import Loop
-from worldsize.launch.spare import Spares
+from worldsize.launch.spare import Forked, Spares
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 COMMITS = """
@@ -50,20 +53,28 @@ def everything(pipe: int) -> str:
         return file.read()
 
 
-def warm(argv: list[str], env: dict[str, str], like: int = 1, *, commits: bool = False) -> tuple[int, str, str]:
-    """The same from an interpreter that stood by with another environment."""
+@contextmanager
+def standby(argv: list[str], like: int = 1, *, commits: bool = False) -> Iterator[Spares]:
+    """One that imported in another environment than its forks get."""
     loop = Loop()
     with closing(loop), closing(Spares(loop, argv)) as spares:
-        spares.warm(like, [({**env, "RANK": "other", "LEFT": "over"}, False)], commits=commits)
-        loop.run(lambda: spares._standing[0].ready)
-        group = spares.take()
-        child = spares.order(0, env)
-        assert child is not None
+        spares.warm(like, clean({"RANK": "other", "LEFT": "over"}), commits=commits)
+        yield spares
+
+
+def fork(spares: Spares, env: dict[str, str]) -> Forked:
+    """A fork that stands by no longer."""
+    forked = spares.order(env)
+    assert forked is not None
+    return forked
+
+
+def warm(argv: list[str], env: dict[str, str], like: int = 1, *, commits: bool = False) -> tuple[int, str, str]:
+    """The same in a fork."""
+    with standby(argv, like, commits=commits) as spares, closing(spares.take()), closing(fork(spares, env)) as child:
         out, err = everything(child.stdout), everything(child.stderr)
         until(lambda: child.code is not None)
         assert child.code is not None
-        child.close()
-        group.close()
         return child.code, out, err
 
 
@@ -121,30 +132,84 @@ def test_processes_that_import_main_again_find_it(tmp_path: Path) -> None:
     assert warm(argv, clean()) == (0, "[42]\n", "")
 
 
+def pid_of(spares: Spares) -> int:
+    """The process that stands by."""
+    assert spares._standby is not None
+    return spares._standby.child.pid
+
+
 def test_one_that_is_not_there_any_more_is_not_used(tmp_path: Path) -> None:
-    """An interpreter that was killed while it stood by is no child; the rank is then started as ever."""
-    loop = Loop()
-    with closing(loop), closing(Spares(loop, [sys.executable, "-u", str(script(tmp_path, ""))])) as spares:
-        spares.warm(1, [(clean(), False)], commits=False)
-        loop.run(lambda: spares._standing[0].ready)
-        os.kill(spares._standing[0].child.pid, signal.SIGKILL)
-        until(lambda: not alive(spares._standing[0].child.pid))
-        group = spares.take()
-        assert spares.order(0, clean()) is None
-        assert spares.order(1, clean()) is None
-        group.close()
+    """An interpreter that was killed while it stood by forks nothing; ranks are then started as ever, and another warmed."""
+    with standby([sys.executable, "-u", str(script(tmp_path, ""))]) as spares, closing(spares.take()):
+        pid = pid_of(spares)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        assert spares.order(clean()) is None
+        spares.warm(1, clean(), commits=False)
+        assert pid_of(spares) != pid
 
 
-def test_one_that_is_still_importing_is_ended(tmp_path: Path) -> None:
-    """A failure that comes before it is ready does not wait for it."""
-    loop = Loop()
-    with closing(loop), closing(Spares(loop, [sys.executable, "-u", str(script(tmp_path, ""))])) as spares:
-        spares.warm(1, [(clean(), False)], commits=False)
-        pid = spares._standing[0].child.pid
-        group = spares.take()
-        assert not alive(pid)
-        assert spares.order(0, clean()) is None
-        group.close()
+def test_one_that_is_still_importing_is_waited_for(tmp_path: Path) -> None:
+    """A failure that comes before it is ready waits for it: it began earlier than any other."""
+    with standby([sys.executable, "-u", str(script(tmp_path, "print(5)"))]) as spares:
+        assert spares._standby is not None
+        assert not spares._standby.ready
+        with closing(spares.take()), closing(fork(spares, clean())) as child:
+            assert everything(child.stdout) == "5\n"
+
+
+def test_one_serves_all_ranks_and_all_attempts(tmp_path: Path) -> None:
+    """Two attempts of two ranks out of one interpreter, in the process group of their attempt, each with its own code."""
+    argv = [sys.executable, "-u", str(script(tmp_path, "sys.exit(int(os.environ['RANK']))"))]
+    codes = []
+    with standby(argv) as spares:
+        pid = pid_of(spares)
+        for first in (0, 2):
+            with closing(spares.take()) as team:
+                ranks = [fork(spares, clean({"RANK": str(first + number)})) for number in range(2)]
+                assert {os.getpgid(rank.pid) for rank in ranks if alive(rank.pid)} <= {team.number}
+                until(lambda: all(rank.code is not None for rank in ranks))  # noqa: B023 - used at once
+                codes += [rank.code for rank in ranks]
+                for rank in ranks:
+                    rank.close()
+        assert pid_of(spares) == pid
+    assert codes == [0, 1, 2, 3]
+
+
+def test_what_its_attempt_ends_says_how_it_ended(tmp_path: Path) -> None:
+    """The end of an attempt kills forks, and what they started, but not what stands by."""
+    text = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid)\ntime.sleep(60)"
+    with standby([sys.executable, "-u", str(script(tmp_path, text))]) as spares:
+        with closing(spares.take()), closing(fork(spares, clean())) as rank:
+            os.set_blocking(rank.stdout, True)
+            below = int(os.read(rank.stdout, 64))
+            assert rank.code is None
+            assert spares._team is not None
+            spares._team.kill()
+            until(lambda: rank.code is not None)
+            assert rank.code == -signal.SIGKILL
+            until(lambda: not alive(below))
+        assert alive(pid_of(spares))
+
+
+def test_forks_draw_different_numbers(tmp_path: Path) -> None:
+    """Generators that nobody seeded are not the same in all ranks, as they are not in processes started one by one."""
+    argv = [
+        sys.executable,
+        "-u",
+        str(script(tmp_path, "import random, numpy\nprint(random.random(), numpy.random.rand())")),
+    ]
+    words = [sys.executable, "-c", "import torch; print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as like:
+        assert like.stdout is not None
+        like.stdout.readline()
+        with standby(argv, like.pid) as spares, closing(spares.take()):
+            like.kill()
+            drawn = []
+            for _ in range(2):
+                with closing(fork(spares, clean())) as child:
+                    drawn += everything(child.stdout).split()
+    assert len(set(drawn)) == 4
 
 
 @pytest.mark.parametrize(
@@ -152,10 +217,8 @@ def test_one_that_is_still_importing_is_ended(tmp_path: Path) -> None:
 )
 def test_other_programs_have_none(argv: list[str]) -> None:
     """Only Python scripts and modules can be stood by for."""
-    loop = Loop()
-    with closing(loop), closing(Spares(loop, argv)) as spares:
-        spares.warm(1, [(clean(), False)], commits=False)
-        assert not spares._standing
+    with standby(argv) as spares:
+        assert spares._standby is None
 
 
 @pytest.mark.parametrize(
@@ -170,42 +233,54 @@ def test_other_programs_have_none(argv: list[str]) -> None:
 )
 def test_a_program_that_sets_variables_has_none(tmp_path: Path, text: str, waits: bool) -> None:
     """Many a variable counts only before torch is imported: such a program starts afresh, as its first attempt did."""
-    loop = Loop()
-    with closing(loop), closing(Spares(loop, [sys.executable, "-u", str(script(tmp_path, text))])) as spares:
-        spares.warm(1, [(clean(), False)], commits=False)
-        assert len(spares._standing) == waits
+    with standby([sys.executable, "-u", str(script(tmp_path, text))]) as spares:
+        assert (spares._standby is not None) == waits
 
 
 def standing_by(supervisor: int) -> list[int]:
-    """The interpreters that stand by under a supervisor."""
+    """The interpreter that stands by under a supervisor."""
     children = psutil.Process(supervisor).children()
     return [child.pid for child in children if any("launch.standby" in word for word in child.cmdline())]
 
 
-def idle(pid: int) -> bool:
-    """Whether it has nothing to do: what waits for its order sleeps, what imports hardly does."""
-    for _ in range(20):
-        if psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def test_a_restart_uses_them_and_the_logs_are_those_of_any_rank(tmp_path: Path) -> None:
-    """After a SIGKILL the next attempt runs in the processes that stood by, with its own number, output and logs."""
-    text = COMMITS + "print('pid', os.getpid(), flush=True)\ntime.sleep(0 if attempt else 60)"
+def test_a_restart_uses_it_and_the_logs_are_those_of_any_rank(tmp_path: Path) -> None:
+    """After a SIGKILL the next attempt's ranks are forks of what stood by, with their own number, output and logs."""
+    text = COMMITS + "print('pid', os.getpid(), os.getppid(), flush=True)\ntime.sleep(0 if attempt else 60)"
     logs = tmp_path / "logs"
     process = start("-n", "2", "--max-restarts", "2", "--log-dir", logs, script(tmp_path, text))
-    until(lambda: len(standing_by(process.pid)) == 2)
-    spares = standing_by(process.pid)
-    until(lambda: all(idle(pid) for pid in spares), 60)
+    until(lambda: len(standing_by(process.pid)) == 1)
+    (spare,) = standing_by(process.pid)
     until(lambda: "pid" in (logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8"))
     os.kill(int((logs / "attempts/0/rank-0001.log").read_text(encoding="utf-8").split()[1]), signal.SIGKILL)
     ended = finish(process)
     assert ended.code == 0
-    for rank, pid in enumerate(spares):
-        assert f"[rank {rank}] pid {pid}\n" in ended.out
-        assert (logs / f"attempts/1/rank-{rank:04d}.log").read_text(encoding="utf-8") == f"pid {pid}\n"
+    for rank in range(2):
+        log = (logs / f"attempts/1/rank-{rank:04d}.log").read_text(encoding="utf-8")
+        assert log.split()[2] == str(spare)
+        assert f"[rank {rank}] {log}" in ended.out
+
+
+def test_it_imports_while_the_first_attempt_does(tmp_path: Path) -> None:
+    """Who loads torch will need it again: nothing has to be committed, nor any time to pass, before one stands by."""
+    process = start("--max-restarts", "1", script(tmp_path, "import torch\ntime.sleep(60)"))
+    began = time.monotonic()
+    until(lambda: bool(standing_by(process.pid)), supervisor._WARM_AFTER_S)
+    assert time.monotonic() - began < supervisor._WARM_AFTER_S
+    process.kill()
+
+
+def test_who_was_killed_is_named_though_others_go_on(tmp_path: Path) -> None:
+    """The other rank, which does not hear SIGTERM, is killed in turn, and is not the one that is named."""
+    text = """
+    if attempt: sys.exit()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1 if os.environ["RANK"] == "1" else 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ended = run("-n", "2", "--max-restarts", "1", script(tmp_path, COMMITS + textwrap.dedent(text)))
+    assert ended.code == 0
+    assert "rank 1 of 2" in ended.err
+    assert "killed by SIGKILL" in ended.err
 
 
 def test_nothing_stands_by_when_the_supervisor_is_gone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -37,8 +38,30 @@ def test_the_exception_of_the_first_failing_rank_is_raised_here() -> None:
     with pytest.raises(KeyError, match="bad key x") as caught:
         spawn(fails, 2)
     (note,) = caught.value.__notes__
-    assert "On rank 1 of 2" in note
+    assert f"On rank 1 of 2 on {socket.gethostname()} (test_spawn.py:" in note
     assert ", in fails" in note
+
+
+def test_an_exception_is_said_once(tmp_path: Path) -> None:
+    """By the program that spawned, with rank, host, file and line; the rank itself prints nothing, nor do its peers."""
+    path = script(
+        tmp_path,
+        """
+        from worldsize.launch.spawn import spawn
+        def f():
+            bad = "a" + "bc"
+            raise KeyError(bad)
+        spawn(f, 2)
+        """,
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, env=clean())
+    assert done.returncode == 1
+    assert done.stderr.count("KeyError: 'abc'") == 1
+    where = ("spawn(f, 2)", "raise KeyError(bad)")
+    assert done.stderr.count("Traceback (most recent call last)") == len(where)
+    assert all(done.stderr.count(line) == 1 for line in where)
+    assert f"of 2 on {socket.gethostname()} (train.py:6 in f):" in done.stderr
+    assert done.stdout == ""
 
 
 def test_an_exception_that_cannot_travel_is_told() -> None:
@@ -57,7 +80,7 @@ def test_an_exception_that_cannot_travel_is_told() -> None:
 
 def test_a_killed_rank_is_an_error() -> None:
     """No exception came back: the signal is named."""
-    with pytest.raises(LaunchError, match=r"killed by SIGKILL.*\(rank 0 of 1\)"):
+    with pytest.raises(LaunchError, match=rf"killed by SIGKILL.*\(rank 0 of 1 on {socket.gethostname()}\)"):
         spawn(lambda: os.kill(os.getpid(), 9), 1)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsize.errors import WorldError
-from worldsize.runtime.env import detect, export, in_slurm_step, read
+from worldsize.runtime.env import detect, export, here, in_slurm_step, read
 from worldsize.world import World
 
 HERE = Path(__file__).parent
@@ -519,3 +519,11 @@ def test_what_is_exported_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = read()
     monkeypatch.delenv("WORLDSIZE_TEST_EXPORT")
     assert seen["WORLDSIZE_TEST_EXPORT"] == "new"
+
+
+def test_a_process_knows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`here` is what `detect` makes of this process's own environment."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert here() == detect(TORCHRUN | dict(read()))
+    assert (here().rank, here().size) == (3, 4)

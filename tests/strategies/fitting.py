@@ -10,9 +10,9 @@ import torch
 
 from tests.strategies.models import CASES, WIDTH, Blocks, plain
 from worldsize.data.batch import deal
-from worldsize.data.keys import key
 from worldsize.errors import StepError, WorldsizeError
 from worldsize.runtime import session
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies import registry
 from worldsize.strategies.base import Options, Setting, Strategy

@@ -80,9 +80,17 @@ def test_a_hidden_pass_leaves_no_trace() -> None:
 def test_synchronised_normalisation_is_refused_with_accumulation(*, tracking: bool) -> None:
     """SyncBatchNorm depends on which micro-batches run together: refused where a rank has several."""
     statistics = _statistics(nn.Sequential(nn.SyncBatchNorm(3, track_running_stats=tracking)))
-    statistics.refuse_synchronised(accumulating=False)
-    with pytest.raises(LayoutError, match="SyncBatchNorm"):
-        statistics.refuse_synchronised(accumulating=True)
+    statistics.refuse_synchronised(1, 1)
+    with pytest.raises(LayoutError, match=r"SyncBatchNorm normalises.*accumulation"):
+        statistics.refuse_synchronised(2, 1)
+
+
+@pytest.mark.usefixtures("here")
+def test_synchronised_normalisation_is_refused_with_idle_ranks() -> None:
+    """A rank without a micro-batch in a step would be waited for; other models may have idle ranks."""
+    with pytest.raises(LayoutError, match=r"SyncBatchNorm needs every rank.*drop_last"):
+        _statistics(nn.SyncBatchNorm(3)).refuse_synchronised(1, 0)
+    _statistics(nn.BatchNorm1d(3)).refuse_synchronised(2, 0)
 
 
 @pytest.mark.usefixtures("here")

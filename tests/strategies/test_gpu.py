@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from worldsize.testing.ranks import RankPool
 
-pytestmark = [pytest.mark.gpu(count=2), pytest.mark.slow]
+pytestmark = pytest.mark.gpu(count=2)
 
 CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "blocks": (Blocks, {}),

@@ -35,8 +35,18 @@ def test_later_attempts_compare(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="seed: began with 0, now 1"):
         folder.begin(replace(SETTINGS, seed=1), ORDER)
     assert (tmp_path / "run.json").read_text() == before
-    assert folder.begin(replace(SETTINGS, seed=1, accept=("seed",)), ORDER) == ["seed changed from 0 to 1, accepted"]
+    (note,) = folder.begin(replace(SETTINGS, seed=1, accept=("seed",)), ORDER)
+    assert note == "seed changed from 0 to 1, accepted; run.json says so from now on"
     assert folder.begin(replace(SETTINGS, seed=1), ORDER) == []
+
+
+def test_another_duration_is_told(tmp_path: Path) -> None:
+    """It needs no permission, but the file is written anew."""
+    folder = RunFolder(tmp_path)
+    folder.begin(SETTINGS, ORDER)
+    (note,) = folder.begin(replace(SETTINGS, duration=Duration(3, "ep")), ORDER)
+    assert note.startswith("duration changed from 2ep to 3ep; ")
+    assert folder.read()["config"]["duration"] == "3ep"
 
 
 def test_other_data_is_refused_until_it_is_accepted(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.integration.program import may_stop
 from tests.pools import pool
@@ -162,3 +164,24 @@ def test_what_the_body_does_after_the_update_is_in_the_commit(tmp_path: Path) ->
     pool(2).run(count, tmp_path / "b", 2)
     assert pool(1).run(count, tmp_path / "b")[0] == straight
     assert straight[0] == 6
+
+
+def table(folder: Path, duration: str, *, sharded: bool) -> list[float]:
+    """Keeps a table of seven rows, in pieces or whole, and adds one to it in each step."""
+    run = small.make(folder, duration=duration)
+    rows = torch.zeros(7)
+    if sharded:
+        rows = distribute_tensor(rows, init_device_mesh("cpu", (run.comm.size,)), [Shard(0)])
+    mine = run.keep(table=rows)
+    model, _ = small.parts(run)
+    for _step in small.steps(run, model):
+        mine.table.add_(torch.ones_like(mine.table))
+    whole: torch.Tensor = mine.table.full_tensor() if sharded else mine.table
+    return whole.tolist()
+
+
+def test_a_sharded_tensor_is_kept(tmp_path: Path) -> None:
+    """API 12: a DTensor goes on in other pieces, and whole on one rank."""
+    assert pool(2).run(table, tmp_path, "1ep", sharded=True) == [[3.0] * 7] * 2
+    assert pool(3).run(table, tmp_path, "2ep", sharded=True) == [[6.0] * 7] * 3
+    assert pool(1).run(table, tmp_path, "3ep", sharded=False) == [[9.0] * 7]

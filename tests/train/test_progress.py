@@ -41,10 +41,22 @@ def test_a_resumed_run_counts_its_own_speed(
     assert capsys.readouterr().err.split() == ["step", "1004", "2", "steps/s"]
 
 
+def test_commits_are_said_seldom(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first at once, then at most one every ten seconds: a run may save every step."""
+    now = [100.0]
+    monkeypatch.setattr("worldsize.train.progress.time.monotonic", lambda: now[0])
+    lines = Lines(0, 500)
+    for step in range(60):
+        now[0] += 0.25
+        lines.committed(f"step {step}")
+    assert capsys.readouterr().err.splitlines() == ["step 0", "step 40"]
+
+
 def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """And of the other ranks nothing."""
     chosen = choose(0, 5)
     assert isinstance(chosen, Lines)
     Silent().say("x")
     Silent().show(1, {})
+    Silent().committed("x")
     assert capsys.readouterr().err == ""

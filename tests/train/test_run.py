@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 import worldsize as ws
 from tests.pools import pool
 from tests.train import small
 from worldsize.checkpoint import load, manifest
 from worldsize.errors import ConfigError, DataError, LayoutError, StepError
-from worldsize.testing.nursery import Crew
+from worldsize.testing.nursery import Crew, log_file
 from worldsize.track.jsonl import read
 
 if TYPE_CHECKING:
@@ -207,6 +208,25 @@ def test_an_accepted_change_of_batch_goes_on_with_the_next_sample(tmp_path: Path
     assert sorted(chain.from_iterable(found)) == list(range(small.LENGTH))
 
 
+def accepting(folder: Path) -> None:
+    """Larger micro-batches, by request."""
+    small.train(folder, micro_batch=4, accept=("micro_batch",))
+
+
+def test_an_accepted_change_is_told_and_written_down(tmp_path: Path) -> None:
+    """On one line of one rank, and in events.jsonl; run.json holds the new value."""
+    pool(1).run(small.train, tmp_path / "run", duration="1ep")
+    crew = Crew(2, tmp_path / "logs")
+    crew.start(accepting, tmp_path / "run")
+    assert crew.wait(60) == [0, 0], crew.said()
+    crew.close()
+    told = "micro_batch changed from 2 to 4, accepted; run.json says so from now on"
+    assert crew.said().count(f"worldsize: {told}") == 1
+    changes = [row["what"] for row in read(tmp_path / "run" / "events.jsonl") if row["event"] == "change"]
+    assert changes == [told, "duration changed from 1ep to 2ep; run.json says so from now on"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["micro_batch"] == 4
+
+
 def generated(folder: Path) -> list[list[float]]:
     """A loop that makes its own data: the micro-batches are sample ids."""
     run = small.make(folder, duration="3st")
@@ -247,6 +267,34 @@ def test_a_dataloader_is_taken_as_it_is(tmp_path: Path) -> None:
     """API 13: its batch size is the micro-batch, its shuffling ours."""
     one, two = pool(2).run(loaded, tmp_path)
     assert sorted([*one, *two]) == sorted([*range(small.LENGTH)] * 2)
+
+
+class Counted(Sampler[int]):
+    """An order of its own; counts how often it is drawn."""
+
+    drawn = 0
+
+    def __len__(self) -> int:
+        return small.LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        Counted.drawn += 1
+        return iter(torch.randperm(small.LENGTH).tolist())
+
+
+def sampled(folder: Path) -> int:
+    """One epoch in the order of a sampler."""
+    Counted.drawn = 0
+    run = small.make(folder, micro_batch=None, duration="1ep")
+    model, _ = small.parts(run)
+    for _step in small.steps(run, model, DataLoader(small.data(), batch_size=2, sampler=Counted())):
+        pass
+    return Counted.drawn
+
+
+def test_a_sampler_is_drawn_once_for_an_epoch(tmp_path: Path) -> None:
+    """And twice before, to see whether the same key gives the same order."""
+    assert pool(1).run(sampled, tmp_path) == [3]
 
 
 def test_a_dataloader_that_is_split_already_is_refused(tmp_path: Path) -> None:
@@ -325,23 +373,37 @@ class Module(nn.Module):
         return found
 
 
-def wrapped(folder: Path, strategy: str) -> list[str]:
+def wrapped(folder: Path, strategy: str, **options: Any) -> list[str]:
     """Train, and list the names of the bare model."""
     run = small.make(folder, strategy=strategy, duration="1st" if strategy != "single" else "2st")
-    model = run.model(Module)
+    model = run.model(Module, **options)
     run.optimizer(lambda m: torch.optim.Adam(m.parameters()), model)
     for _step in small.steps(run, model):
         pass
     return sorted(Module().state_dict())
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_names_are_those_of_the_bare_model(tmp_path: Path, strategy: str) -> None:
-    """B059: no prefix of a wrapper, and a user's own `module` stays; another strategy goes on."""
-    names = pool(2).run(wrapped, tmp_path, strategy)[0]
+COMPILED = {"compile": {"backend": "eager"}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "later"),
+    [
+        ("ddp", {}, {}),
+        ("fsdp", {}, COMPILED),
+        ("ddp", COMPILED, {}),
+        ("fsdp", COMPILED, {}),
+        ("fsdp", {**COMPILED, "activation_checkpointing": True}, {}),
+    ],
+)
+def test_names_are_those_of_the_bare_model(
+    tmp_path: Path, strategy: str, options: dict[str, Any], later: dict[str, Any]
+) -> None:
+    """B059: no prefix of a wrapper, and a user's own `module` stays; another strategy goes on, compiled or not."""
+    names = pool(2).run(wrapped, tmp_path, strategy, **options)[0]
     found = load.metadata(manifest.committed(tmp_path)[-1])
     assert sorted(name for name in found if name.startswith("model/")) == [f"model/model/{name}" for name in names]
-    pool(1).run(wrapped, tmp_path, "single")
+    pool(1).run(wrapped, tmp_path, "single", **later)
 
 
 def numpy_state(folder: Path) -> None:
@@ -369,6 +431,8 @@ def late(folder: Path, what: str) -> Any:
     model, _ = small.parts(run)
     if what == "total":
         return run.total_steps
+    if what == "resumed":
+        return run.resumed
     if what in ("best", "log", "stop"):
         return getattr(run, what)({} if what == "log" else 1)
     for _step in small.steps(run, model):
@@ -383,6 +447,7 @@ def late(folder: Path, what: str) -> Any:
         ("best", r"run.best belongs into the loop"),
         ("log", r"run.log belongs into the loop"),
         ("stop", r"run.stop belongs into the loop"),
+        ("resumed", r"run.resumed belongs into the loop"),
         ("twice", "run.steps is called once"),
     ],
 )
@@ -425,7 +490,66 @@ def test_a_log_file_has_few_lines_from_one_rank(tmp_path: Path) -> None:
     first, second = ((tmp_path / "logs" / f"rank-{rank:04d}.log").read_bytes().decode() for rank in range(2))
     assert second == ""
     assert "\r" not in first
-    lines = first.splitlines()
-    assert 1 <= len(lines) < 30
+    assert len(first.splitlines()) < 30
+    lines = [line for line in first.splitlines() if line.startswith("step ")]
     assert "/500  loss " in lines[0]
     assert int(lines[0].split()[1].split("/")[0]) < 40
+
+
+def speak(folder: Path) -> None:
+    """A line before the loop, in it, and after it."""
+    run = small.make(folder, saving=ALWAYS)
+    run.say("before")
+    model, _ = small.parts(run)
+    for step in small.steps(run, model):
+        if step.index == 0:
+            run.say(f"in, resumed: {run.resumed}")
+    run.say("after")
+
+
+def said_by(size: int, folder: Path) -> list[list[str]]:
+    """What each rank printed."""
+    crew = Crew(size, folder / "logs")
+    crew.start(speak, folder / "run")
+    codes = crew.wait(120)
+    crew.close()
+    assert codes == [0] * size, crew.said()
+    return [log_file(folder / "logs", rank).read_text().splitlines() for rank in range(size)]
+
+
+def test_what_a_run_says_comes_from_one_rank(tmp_path: Path) -> None:
+    """Before the loop, in it and after it; a commit is told too."""
+    first, second = said_by(2, tmp_path)
+    own = [line for line in first if not line.startswith(("worldsize: ", "step "))]
+    assert own == ["before", "in, resumed: None", "after"]
+    commit = next(line for line in first if "committed" in line)
+    assert re.fullmatch(r"worldsize: committed step-0000000\d \(0\.\d MB in \d+\.\d s\)", commit)
+    assert second == []
+
+
+def resumed(folder: Path, duration: str) -> list[int | None]:
+    """What the run says about its beginning, at each step."""
+    run = small.make(folder, duration=duration)
+    model, _ = small.parts(run)
+    return [run.resumed for _ in small.steps(run, model)]
+
+
+def test_a_run_knows_where_it_was_resumed(tmp_path: Path) -> None:
+    """Nowhere at first, then at the step of the checkpoint, on every rank."""
+    assert pool(2).run(resumed, tmp_path, "1ep") == [[None] * 3] * 2
+    assert pool(2).run(resumed, tmp_path, "2ep") == [[3] * 3] * 2
+
+
+def synchronised(folder: Path) -> None:
+    """Three micro-batches a step, and one in the last; under FSDP, as torch's DDP has it on GPUs only."""
+    run = small.make(folder, global_batch=6, strategy="fsdp")
+    model = run.model(lambda: nn.Sequential(nn.SyncBatchNorm(2), small.Line()))
+    run.optimizer(lambda m: torch.optim.SGD(m.parameters(), 0.1), model)
+    for _step in small.steps(run, model):
+        pass
+
+
+def test_synchronised_normalisation_with_an_idle_rank_is_refused(tmp_path: Path) -> None:
+    """Before the first step, where it would hang in the last one of an epoch."""
+    with pytest.raises(LayoutError, match="last step of an epoch leaves ranks idle"):
+        pool(3).run(synchronised, tmp_path)

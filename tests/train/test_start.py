@@ -10,7 +10,7 @@ from worldsize.config import Duration
 from worldsize.data.batch import BatchPlan
 from worldsize.errors import DataError, LayoutError
 from worldsize.train.settings import Settings
-from worldsize.train.start import position, steps_in
+from worldsize.train.start import position, shares, steps_in
 from worldsize.train.state import Progress
 
 from pathlib import Path  # isort: skip
@@ -33,3 +33,22 @@ def test_a_run_without_steps_is_refused() -> None:
     """B080."""
     with pytest.raises(DataError, match="the run has no steps"):
         steps_in(Settings(Path("run"), 8, 2, Duration(0, "ep")), BatchPlan(20, 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("length", "drop_last", "ranks", "total", "expected"),
+    [
+        (20, False, 1, None, (4, 2)),
+        (20, False, 4, None, (1, 0)),
+        (20, False, 4, 2, (1, 1)),
+        (20, True, 4, None, (1, 1)),
+        (24, False, 3, 9, (2, 1)),
+        (None, False, 4, None, (1, 0)),
+        (None, True, 4, None, (1, 1)),
+    ],
+)
+def test_shares_are_those_of_full_and_last_steps(
+    length: int | None, drop_last: bool, ranks: int, total: int | None, expected: tuple[int, int]
+) -> None:
+    """Steps of four micro-batches; the last of 20 samples has two, where it is made at all."""
+    assert shares(BatchPlan(length, 8, 2, drop_last=drop_last), ranks, total) == expected

@@ -374,9 +374,9 @@ def test_a_gan_has_one_curve_too(tmp_path: Path, layout: str, ranks: int) -> Non
             torch.testing.assert_close(value, whole[name], rtol=1e-10, atol=1e-12)
 
 
-def closures(folder: Path, layout: str) -> list[float]:
+def closures(folder: Path, layout: str, **settings: Any) -> list[float]:
     """LBFGS evaluates several times a step."""
-    run = small.make(folder, strategy=layout, duration="4st", global_batch=20)
+    run = small.make(folder, strategy=layout, duration="4st", global_batch=20, **settings)
     model = run.model(small.Line)
     run.optimizer(lambda m: torch.optim.LBFGS(m.parameters(), 0.5, max_iter=4), model)
     losses = []
@@ -392,6 +392,13 @@ def test_an_optimizer_may_evaluate_several_times(tmp_path: Path) -> None:
     for losses in pool(2).run(closures, tmp_path / "b", "ddp"):
         assert losses == pytest.approx(alone, rel=1e-9)
     assert alone[-1] < 0.1 * alone[0]
+
+
+def test_a_closure_in_fp16_is_refused(tmp_path: Path) -> None:
+    """An overflow in one of its evaluations could not be skipped; bf16 needs no loss scale."""
+    with pytest.raises(StepError, match=r"fp16 cannot skip an overflow.*bf16"):
+        pool(1).run(closures, tmp_path / "a", "single", precision="fp16")
+    assert len(pool(1).run(closures, tmp_path / "b", "single", precision="bf16")[0]) == 4
 
 
 class Idle(small.Line):

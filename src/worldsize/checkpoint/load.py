@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from worldsize.checkpoint import disk, store
+from worldsize.checkpoint import disk
+from worldsize.checkpoint.facts import TensorFact
 from worldsize.checkpoint.manifest import FOLDER, MANIFEST, TRAIN, Manifest, committed, read, share, step_of, verify
-from worldsize.checkpoint.store import TensorFact
 from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ def read_train(path: Path | str) -> dict[str, Any]:
 
 def metadata(path: Path | str) -> dict[str, TensorFact]:
     """Shape and dtype of every saved tensor by name, tied ones under each of their names. Raises CheckpointError."""
+    from worldsize.checkpoint import store
+
     path = Path(path)
     return _with_aliases(store.facts_of(store.read_metadata(path)), read(path).aliases)
 
@@ -148,6 +150,8 @@ def load_some(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _load(path: Path, tensors: Mapping[str, Tensor], *, others: bool = False) -> None:
+    from worldsize.checkpoint import store
+
     manifest, saved = read(path), store.read_metadata(path)
     if strangers := store.files_of(saved) - manifest.files.keys():
         raise CheckpointError(f"{path} names files that its manifest does not", found=", ".join(sorted(strangers)))

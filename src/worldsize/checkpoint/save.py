@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from worldsize import __version__
-from worldsize.checkpoint import disk, retain, stage, store
+from worldsize.checkpoint import disk, retain, stage
 from worldsize.checkpoint.manifest import FOLDER, MANIFEST, TRAIN, Manifest, folder_name
 from worldsize.checkpoint.retain import Keep
 from worldsize.errors import CheckpointError, OwnershipError, WorldsizeError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from worldsize.checkpoint import store
     from worldsize.checkpoint.disk import FileFact
     from worldsize.checkpoint.owner import Owner
     from worldsize.runtime.comm import Comm
@@ -256,6 +257,8 @@ class Checkpointer:
         return self._layout
 
     def _lay_out(self, tensors: Mapping[str, Tensor], signature: _Signature) -> _Layout:
+        from worldsize.checkpoint import store
+
         self._drop_staging()
         met = self._comm.gather((sorted(tensors), signature[1]))
         _same_names([names for names, _ in met])
@@ -308,6 +311,8 @@ class Checkpointer:
             raise
 
     def _pieces(self, tmp: Path, job: _Job) -> tuple[store.Written, dict[str, FileFact]]:
+        from worldsize.checkpoint import store
+
         assert self._staging is not None
         written, facts = store.write(tmp, job.layout.agreed.plans[self._comm.rank], self._staging.copies)
         _read_back(tmp, facts)
@@ -317,6 +322,8 @@ class Checkpointer:
         self, tmp: Path, final: Path, job: _Job, written: list[tuple[store.Written, dict[str, FileFact]]]
     ) -> _Done:
         """Only on the owner: what makes the folder a checkpoint, and then what need not stay."""
+        from worldsize.checkpoint import store
+
         assert self._owner is not None
         files = {name: fact for _, facts in written for name, fact in facts.items()}
         _here(tmp, files)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.checkpoint.utils import find_state_dict_object
-from torch.distributed.tensor import DTensor
 
-from worldsize.checkpoint.store import piece_bytes
+from worldsize.checkpoint.facts import piece_bytes
 from worldsize.errors import CheckpointError
+from worldsize.runtime.sharded import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +49,8 @@ class Staging:
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the pieces; when it returns, the training may change its tensors."""
+        from torch.distributed.checkpoint.utils import find_state_dict_object
+
         devices = set()
         with torch.no_grad():
             for item in self.plan.items:
@@ -89,11 +90,7 @@ def _register(block: Tensor, device: torch.device) -> bool:
 
 def cuda_device(tensors: Mapping[str, Tensor]) -> torch.device | None:
     """The CUDA device on which these tensors live, if any."""
-    return next((_local(tensor).device for tensor in tensors.values() if tensor.device.type == "cuda"), None)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return next((local(tensor).device for tensor in tensors.values() if tensor.device.type == "cuda"), None)
 
 
 def check_dense(tensors: Mapping[str, Tensor]) -> None:
@@ -110,7 +107,7 @@ def signature(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 
 def _placed(tensor: Tensor) -> tuple[Any, ...]:
-    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()
+    return (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else ()
 
 
 def tied(tensors: Mapping[str, Tensor]) -> Ties:
@@ -122,12 +119,12 @@ def tied(tensors: Mapping[str, Tensor]) -> Ties:
     pairs: dict[str, str] = {}
     unknown: set[str] = set()
     for name, tensor in tensors.items():
-        local = _local(tensor)
-        if not local.numel():
+        mine = local(tensor)
+        if not mine.numel():
             unknown.add(name)
             continue
-        where = (local.untyped_storage().data_ptr(), local.storage_offset(), local.stride(), local.device)
-        owner = first.setdefault((*where, local.dtype, local.shape, tensor.shape), name)
+        where = (mine.untyped_storage().data_ptr(), mine.storage_offset(), mine.stride(), mine.device)
+        owner = first.setdefault((*where, mine.dtype, mine.shape, tensor.shape), name)
         if owner != name:
             pairs[name] = owner
     return pairs, unknown

@@ -1,6 +1,7 @@
 """Room: the border to torch.distributed.checkpoint (DCP): who writes which piece, and its files on disk.
 
-Only tensors go in. What DCP would unpickle (its own metadata) is read through an allow-list here.
+Only tensors go in. What DCP would unpickle (its own metadata) is read through an allow-list here. Loading DCP takes as
+long as half of torch, so this module is loaded by the first save or load.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.default_planner import (
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
 
 from worldsize.checkpoint import disk
+from worldsize.checkpoint.facts import TensorFact, piece_bytes
 from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -41,14 +43,6 @@ Written = list[tuple[str, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFact:
-    """What a saved tensor is, whatever layout wrote it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
 class Agreed:
     """Which rank writes which piece of which tensor."""
 
@@ -58,11 +52,6 @@ class Agreed:
     def bytes(self, rank: int) -> int:
         """How many bytes of tensors this rank writes."""
         return sum(piece_bytes(item.tensor_data) for item in self.plans[rank].items)
-
-
-def piece_bytes(data: Any) -> int:
-    """Bytes of one piece of a plan."""
-    return int(data.chunk.sizes.numel() * data.properties.dtype.itemsize)
 
 
 def propose(tensors: Mapping[str, Tensor]) -> SavePlan:

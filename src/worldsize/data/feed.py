@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
-from itertools import chain, count, tee
+from itertools import chain, count, islice, tee
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
 from worldsize.data.batch import BatchPlan, Piece, deal
-from worldsize.data.keys import key
 from worldsize.data.making import Count, Failed, Made, Maker, Probe, Seen, Task
 from worldsize.errors import DataError
+from worldsize.runtime.keys import key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_TOGETHER = 1024 * 1024
+"""Bytes that a worker hands over at once, where micro-batches are smaller."""
+_MOST_TOGETHER = 8
 
 
 @dataclass(slots=True)
@@ -118,9 +121,9 @@ class Feed(Protocol):
 class _Tasks:
     """The sampler that torch's DataLoader sees; filled anew before each pass."""
 
-    now: Iterable[Task | Probe] = field(default_factory=list)
+    now: Iterable[tuple[Task | Probe, ...]] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Task | Probe]:
+    def __iter__(self) -> Iterator[tuple[Task | Probe, ...]]:
         return iter(self.now)
 
 
@@ -136,6 +139,7 @@ class MapFeed:
         self._source, self._terms = source, terms
         self._plan, self._share = terms.plan, terms.share
         self.seeded = False
+        self._together = 1
         self._order: tuple[int, Positions] | None = None
         self._tasks = _Tasks()
         maker = Maker(source.dataset, source.collate, terms.count, terms.seed)
@@ -146,7 +150,7 @@ class MapFeed:
         numbers = count(first) if stop is None else range(first, stop)
         pieces, again = tee(map(self._plan.step, numbers))
         work, issued = tee(map(self._work, pieces))
-        results = self._run(chain.from_iterable(issued)) if self._has_work() else iter(())
+        results = self._run(self._bundles(chain.from_iterable(issued))) if self._has_work() else iter(())
         for piece, tasks in zip(again, work, strict=True):
             micro = [_micro(task, made(next(results))) for task in tasks]
             total = len(self._plan.micro(piece))
@@ -156,11 +160,12 @@ class MapFeed:
     def looks(self, probes: list[Probe]) -> list[Seen]:
         """See `Feed`."""
         found = []
-        for result in alive(self._run(probes), self.close):
+        for result in alive(self._run((probe,) for probe in probes), self.close):
             if isinstance(result, Failed):
                 result.throw()
             assert isinstance(result, Seen)
             found.append(result)
+        self._together = self._fitting(max(each.size for each in found))
         return found
 
     def restore(self, place: Any) -> None:
@@ -170,11 +175,25 @@ class MapFeed:
         """See `Feed`."""
         self._torch = None
 
-    def _run(self, tasks: Iterable[Task | Probe]) -> Iterator[Any]:
+    def _run(self, bundles: Iterable[tuple[Task | Probe, ...]]) -> Iterator[Any]:
         if self._torch is None:
             raise DataError("the loader is closed", do="make a new one")
-        self._tasks.now = tasks
-        yield from received(self._torch)
+        self._tasks.now = bundles
+        for bundle in received(self._torch):
+            yield from bundle.results
+
+    def _bundles(self, tasks: Iterator[Task]) -> Iterator[tuple[Task, ...]]:
+        """Tasks as workers get them: the first ones alone, so that all workers begin at once."""
+        for task in islice(tasks, 2 * self._terms.workers.count if self._together > 1 else None):
+            yield (task,)
+        while together := tuple(islice(tasks, self._together)):
+            yield together
+
+    def _fitting(self, sample: int) -> int:
+        """How many micro-batches travel together: handing one over costs as much as a few hundred kilobytes."""
+        if self._terms.workers.count == 0:
+            return 1
+        return min(max(_TOGETHER // max(sample * self._plan.micro_batch, 1), 1), _MOST_TOGETHER)
 
     def _has_work(self) -> bool:
         """False where this rank never gets a micro-batch: the first step has as many as any."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from worldsize.data.keys import key
 from worldsize.data.sources import Source, adopt
 from worldsize.errors import DataError
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseeded
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 
 from torch.utils.data import IterableDataset
 
-from worldsize.data.keys import key
 from worldsize.data.making import Count, Failed, Made, numbers
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed
 
 Make = Callable[[int, int], Iterable[Any]]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from worldsize.data.feed import Feed, Loaded, MapFeed, Micro, Share, Terms, Workers, alive
-from worldsize.data.keys import key
 from worldsize.data.making import Count, Probe, Seen
+from worldsize.data.packed import Packed, small
 from worldsize.data.reading import ReadFeed
 from worldsize.data.sources import adopt
 from worldsize.data.tree import digest, move
 from worldsize.errors import DataError
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseeded
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ class Loader:
         if self._count is not None:
             sums = self._comm.start_sum(_added(self._agreed_names(loaded), loaded))
         arrived = None
-        if self._side is None:
+        if self._side is None or all(small(micro.batch) for micro in loaded.micro):
+            # A second stream for a copy of microseconds would cost more than the copy.
             self._move(loaded)
         else:
             self._side.wait_stream(torch.cuda.current_stream(self._device))
@@ -211,13 +213,20 @@ class Loader:
         return StepBatches(loaded.piece, loaded.micro, totals, loaded.micro_total)
 
     def _move(self, loaded: Loaded) -> None:
-        if self._device is None and self._floats is None:
-            return
         dummy = None
         for micro in loaded.micro:
             if micro is not dummy:
-                micro.batch = move(micro.batch, self._device or torch.device("cpu"), self._floats)
+                micro.batch = self._placed(micro.batch)
             dummy = micro if micro.dummy else None
+
+    def _placed(self, batch: Any) -> Any:
+        if isinstance(batch, Packed):
+            whole, batch = batch.whole, batch.opened(self._device)
+            if whole and self._floats is None:
+                return batch
+        if self._device is None and self._floats is None:
+            return batch
+        return move(batch, self._device or torch.device("cpu"), self._floats)
 
     def _agreed_names(self, loaded: Loaded) -> list[str]:
         """Names of the counts; a rank without a micro-batch in the first step learns them from the others."""

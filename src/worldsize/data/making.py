@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from worldsize.data.keys import key
 from worldsize.data.kinds import ByEpoch
-from worldsize.data.tree import digest, outline, pinned
+from worldsize.data.packed import packed
+from worldsize.data.tree import digest, outline, pinned, size
 from worldsize.errors import DataError
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed
 
 Count = Callable[[Any], Any]
@@ -60,16 +61,20 @@ class Made:
     batch: Any
     count: dict[str, float] | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Made, (packed(self.batch), self.count)
+
     def pin_memory(self) -> Made:
         """The same in page-locked memory (torch's pinning thread calls this)."""
-        return Made(pinned(self.batch), self.count)
+        return Made(pinned(packed(self.batch, pin=True)), self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a probe found: content, types and shapes; whether one key gives one sample, and another key another."""
+    """What a probe found: content, bytes, types and shapes; whether one key gives one sample, and another key another."""
 
     content: str
+    size: int
     types: str
     steady: bool
     draws: bool
@@ -119,8 +124,19 @@ class _InWorkerError(Exception):
         return f"in a worker process\n{self.args[0]}"
 
 
+@dataclass(slots=True)
+class Bundle:
+    """Answers to tasks that were given together, in their order."""
+
+    results: list[Made | Seen | Failed]
+
+    def pin_memory(self) -> Bundle:
+        """The same in page-locked memory (torch's pinning thread calls this)."""
+        return Bundle([each.pin_memory() if isinstance(each, Made) else each for each in self.results])
+
+
 class Maker:
-    """A map-style dataset of tasks, for torch's DataLoader to run in its workers.
+    """A map-style dataset of tuples of tasks, for torch's DataLoader to run in its workers.
 
     Args:
         dataset: what `dataset[index]`, or `dataset.__getitems__(indices)`, is asked of.
@@ -133,8 +149,11 @@ class Maker:
         self._dataset, self._collate, self._count, self._seed = dataset, collate, count, seed
         self._draws = False
 
-    def __getitem__(self, task: Task | Probe) -> Made | Seen | Failed:
-        """Make what the task asks for. The user's exceptions come back as a value."""
+    def __getitem__(self, tasks: tuple[Task | Probe, ...]) -> Bundle:
+        """Make what the tasks ask for. The user's exceptions come back as values."""
+        return Bundle([self._answer(task) for task in tasks])
+
+    def _answer(self, task: Task | Probe) -> Made | Seen | Failed:
         try:
             return self._look(task) if isinstance(task, Probe) else self._make(task)
         except Exception as error:  # noqa: BLE001 - it is raised again in the main process
@@ -168,11 +187,11 @@ class Maker:
         dataset, (index,) = _peeled(self._epoch(0), [probe.index])
         own, other = self._key(0, probe.index), key(self._seed, "probe", probe.index)
         sample = _one(dataset, index, own)
-        content = digest(sample)
+        content, length = digest(sample), size(sample)
         if not probe.twice:
-            return Seen(content, outline(sample), steady=True, draws=False)
+            return Seen(content, length, outline(sample), steady=True, draws=False)
         again, else_ = digest(_one(dataset, index, own)), digest(_one(dataset, index, other))
-        return Seen(content, outline(sample), steady=content == again, draws=content != else_)
+        return Seen(content, length, outline(sample), steady=content == again, draws=content != else_)
 
     def _epoch(self, epoch: int) -> Any:
         return self._dataset.at(epoch) if isinstance(self._dataset, ByEpoch) else self._dataset

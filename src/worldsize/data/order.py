@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worldsize.data.keys import key
+from worldsize.runtime.keys import key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

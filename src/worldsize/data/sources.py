@@ -16,9 +16,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from worldsize.data.keys import key
 from worldsize.data.order import Order
 from worldsize.errors import DataError
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseeded
 
 

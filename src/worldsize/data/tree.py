@@ -43,12 +43,22 @@ def pinned(value: Any) -> Any:
     return _rebuilt(value, "pin_memory", tensor, lambda leaf: leaf.pin_memory())
 
 
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The value with every part of that kind changed; objects that would move themselves are left as they are."""
+    return _rebuilt(value, "to", change, lambda leaf: leaf, kind)
+
+
 def digest(value: Any) -> str:
     """32 hexadecimal digits over the content: types, shapes, numbers and text; equal in every process."""
     hasher = blake2b(digest_size=16)
     for chunk in _chunks(value):
         hasher.update(len(chunk).to_bytes(8, "little") + chunk)
     return hasher.hexdigest()
+
+
+def size(value: Any) -> int:
+    """Bytes of content, roughly: of tensors, arrays, images, text and numbers inside."""
+    return sum(map(len, _chunks(value)))
 
 
 def outline(value: Any) -> str:
@@ -64,12 +74,14 @@ def outline(value: Any) -> str:
     return type(value).__name__
 
 
-def _rebuilt(value: Any, verb: str, tensor: Callable[[Tensor], Tensor], other: Callable[[Any], Any]) -> Any:
-    """A copy of the structure with `tensor` applied to tensors and `other` to objects that have the method `verb`."""
+def _rebuilt(
+    value: Any, verb: str, leaf: Callable[[Any], Any], other: Callable[[Any], Any], kind: type = Tensor
+) -> Any:
+    """A copy of the structure with `leaf` applied to parts of `kind` and `other` to objects that have the method `verb`."""
 
     def inner(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return tensor(part)
+        if isinstance(part, kind):
+            return leaf(part)
         if not isinstance(part, _PLAIN) and callable(getattr(part, verb, None)):
             return other(part)
         if isinstance(part, Mapping):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
-from contextlib import closing
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from worldsize.errors import LaunchError
 from worldsize.launch.logs import ERR, Terminal
 from worldsize.launch.loop import Loop
 from worldsize.launch.meeting import ATTEMPTS, Alone
+from worldsize.launch.scratch import Scratch
 from worldsize.launch.spare import Spares
 from worldsize.launch.supervisor import FORWARDED, Attempt
 from worldsize.launch.verdict import Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from worldsize.launch.logs import Sink
     from worldsize.launch.meeting import Meeting
@@ -42,14 +41,12 @@ def supervise(plan: Plan, sink: Sink | None = None, *, say: bool = True) -> Verd
     loop = Loop()
     console = sink or Terminal(loop)
     try:
-        log_dir = _log_dir(plan)
-        verdict = Verdict(0)
-        for verdict in _Supervisor(loop, console, plan, log_dir).run():
-            if say:
-                _say(console, verdict, several=plan.nproc > 1 or plan.nodes > 1)
-        if verdict.code == 0 and plan.log_dir is None:
-            shutil.rmtree(log_dir, ignore_errors=True)
-        return verdict
+        with _logs(plan) as (log_dir, verdicts):
+            for verdict in _Supervisor(loop, console, plan, log_dir).run():
+                verdicts.append(verdict)
+                if say:
+                    _say(console, verdict, several=plan.nproc > 1 or plan.nodes > 1)
+        return verdicts[-1]
     finally:
         console.flush()
         loop.close()
@@ -134,13 +131,25 @@ def _say(console: Sink, verdict: Verdict, *, several: bool) -> None:
         console.write(ERR, f"worldsize: {verdict.line}\n".encode(errors="replace"))
 
 
-def _log_dir(plan: Plan) -> Path:
+@contextmanager
+def _logs(plan: Plan) -> Iterator[tuple[Path, list[Verdict]]]:
+    """The log folder, and the list of verdicts. A temporary folder stays where the last one sends a person to a log in it."""
+    verdicts: list[Verdict] = []
     try:
-        if plan.log_dir is None:
-            return Path(tempfile.mkdtemp(prefix="worldsize-"))
-        plan.log_dir.mkdir(parents=True, exist_ok=True)
+        if plan.log_dir is not None:
+            plan.log_dir.mkdir(parents=True, exist_ok=True)
+        scratch = Scratch("logs") if plan.log_dir is None else None
     except OSError as error:
         raise LaunchError(
             "the log folder cannot be made", found=str(error), do="choose another --log-dir or TMPDIR"
         ) from error
-    return plan.log_dir.resolve()
+    if scratch is None:
+        assert plan.log_dir is not None
+        yield plan.log_dir.resolve(), verdicts
+        return
+    with scratch:
+        try:
+            yield scratch.path, verdicts
+        finally:
+            if verdicts and verdicts[-1].cause:
+                scratch.keep()

@@ -15,12 +15,58 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worldsize.errors import NotStartedError
+from worldsize.errors import LaunchError, NotStartedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 _GUARD = "trap '' HUP INT QUIT TERM USR1 USR2; read -r line; kill -s KILL 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended, and what it printed."""
+
+    argv: tuple[str, ...]
+    code: int
+    """The exit code, -n after signal n."""
+    out: str
+    err: str
+
+
+def call(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    text: str = "",
+    timeout: float | None = None,
+    cwd: Path | None = None,
+) -> Done:
+    """Run a command to its end with exactly `env`; `text` is what it reads.
+
+    Raises:
+        NotStartedError: the program is not there or cannot be executed.
+        LaunchError: it had not ended after `timeout` seconds, and was killed.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - commands are put together by their own rooms
+            list(argv),
+            input=text.encode(),
+            capture_output=True,
+            env=dict(env),
+            timeout=timeout,
+            cwd=cwd,
+            check=False,
+        )
+    except (OSError, ValueError) as error:
+        raise NotStartedError(f"{argv[0]} cannot be started", found=str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or error.stdout or b"").decode(errors="replace").strip()
+        raise LaunchError(f"`{' '.join(argv)}` had not ended after {timeout:g} s", found=said or None) from error
+    return Done(
+        tuple(argv), done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    )
 
 
 @dataclass(slots=True)

@@ -1,29 +1,35 @@
-"""Room: interpreters that stand by for the next attempt of a node, so that a restart need not import everything again.
+"""Room: the interpreter that stands by for the next attempts of a node, so that a restart need not import everything again.
 
-They are warmed one after the other, as each keeps a processor busy while it imports: lowering its priority instead
-could not be taken back without privileges.
+One is enough for all ranks: each is forked from it. It is a child of the supervisor in a process group of its own and serves
+every attempt that follows; its forks join the group of their attempt.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
+import signal
 import socket
 import sys
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsize.errors import NotStartedError
 from worldsize.launch.shell import Child, Group
-from worldsize.launch.standby import READY
+from worldsize.launch.standby import NUMBER, READY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from worldsize.launch.loop import Loop
 
-_ORDER_S = 5.0
+_ANSWER_S = 5.0
+_IMPORT_S = 120.0
+"""How long a restart waits for what is still importing: it began earlier than anything that would be started now."""
 _BOOT = (
     "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.argv[2]); "
     "from worldsize.launch.standby import main; "
@@ -32,115 +38,205 @@ _BOOT = (
 _SETS_VARIABLES = re.compile(rb"\bputenv\b|\benviron\s*(?:\[[^]\n]*\]\s*=[^=]|\.\s*(?:setdefault|update|pop)\b|\|=)")
 """Ways of setting an environment variable, in the text of a program."""
 _TORCH = "/libtorch_cpu."
+_OURS = b"worldsize"
 _WITH_TORCH = ("torch", "torch._dynamo")
 """The second comes with the first optimizer, and takes almost as long as the first."""
-_COMMITTING = ("worldsize.train.run", "worldsize.train.trainer")
+_COMMITTING = (
+    "worldsize.train.run",
+    "worldsize.train.trainer",
+    "worldsize.strategies.ddp",
+    "worldsize.checkpoint.store",
+)
+
+
+class Team(Group):
+    """The process group of one attempt, which forks can join."""
+
+    @property
+    def number(self) -> int:
+        """Of the process group."""
+        return self._guard.pid
+
+
+@dataclass(slots=True)
+class Forked:
+    """A rank that was forked from what stands by: to its supervisor, like a `Child`."""
+
+    pid: int
+    ended: int
+    """A descriptor that becomes readable when the process has ended."""
+    stdout: int
+    stderr: int
+    _answers: socket.socket
+    _code: int | None = None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, -n after signal n, None while it runs."""
+        if self._code is None and _readable(self.ended):
+            # Where the interpreter that it was forked from is gone too, nobody knows any better.
+            self._code = _number(self._answers, -signal.SIGKILL)
+        return self._code
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process itself. Nothing happens where it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.ended, number)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._answers.close()
+        for descriptor in (self.ended, self.stdout, self.stderr):
+            os.close(descriptor)
 
 
 @dataclass(slots=True)
 class _Standby:
+    group: Group
     child: Child
     line: socket.socket
     ready: bool = False
 
+    def close(self) -> None:
+        self.line.close()
+        self.group.close()
+        self.child.close()
+
 
 class Spares:
-    """One interpreter for each rank of the next attempt, and the process group that they and this attempt form.
+    """What stands by for the ranks of the next attempts.
 
     Args:
-        loop: tells when one is ready.
+        loop: tells when it is ready.
         argv: the program; only Python scripts and modules can be stood by for.
     """
 
     def __init__(self, loop: Loop, argv: Sequence[str]) -> None:
         self._loop, self._argv = loop, list(argv)
-        self._group: Group | None = None
-        self._standing: dict[int, _Standby] = {}
-        self._wanted: list[tuple[int, Mapping[str, str], bool]] = []
-        self._modules: tuple[str, ...] = ()
-        self._first = ""
+        self._source = _source(self._argv)
+        self._standby: _Standby | None = None
+        self._team: Team | None = None
 
-    def warm(self, like: int, ranks: Sequence[tuple[Mapping[str, str], bool]], *, commits: bool) -> None:
-        """Have an interpreter ready for each of `ranks` (its environment so far, whether it reads standard input).
+    def warm(self, like: int, env: Mapping[str, str], *, commits: bool) -> None:
+        """Have an interpreter import ahead, where none does yet.
 
         Args:
             like: the number of a running process: what it has loaded is loaded ahead.
-            ranks: by rank on this node.
+            env: the environment of a rank so far.
             commits: the program reports its commits.
         """
-        source = _source(self._argv)
-        if self._group is None and source is not None and _can_wait(source):
-            # What Python puts first on its search path.
-            self._first = str(Path.cwd() if self._argv[2] == "-m" else source.resolve().parent)
-            self._group = Group()
-            self._modules = _loaded(like, commits=commits)
-            self._wanted = [(number, *each) for number, each in enumerate(ranks)]
-            self._next()
-
-    def take(self) -> Group:
-        """The process group for the attempt that begins now, with the ready ones in it; the others end."""
-        group, self._group = self._group or Group(), None
-        self._wanted.clear()
-        for number, standby in list(self._standing.items()):
-            self._loop.unwatch(standby.line.fileno())
-            if not standby.ready:
-                self._drop(number)
-        return group
-
-    def order(self, local_rank: int, env: Mapping[str, str]) -> Child | None:
-        """Let the one for `local_rank` become the program, with exactly `env`; None where none is ready."""
-        standby = self._standing.pop(local_rank, None)
-        if standby is None:
-            return None
-        with standby.line as line:
-            line.settimeout(_ORDER_S)
-            try:
-                line.sendall(json.dumps(dict(env)).encode())
-            except OSError:
-                standby.child.kill()
-                standby.child.close()
-                return None
-        return standby.child
-
-    def close(self) -> None:
-        """End them all."""
-        self._wanted.clear()
-        for number in list(self._standing):
-            self._drop(number)
-        if self._group is not None:
-            self._group.close()
-
-    def _next(self) -> None:
-        if not self._wanted or self._group is None:
+        if self._standby is not None or self._source is None or not _can_wait(self._source):
             return
-        number, env, stdin = self._wanted.pop(0)
-        ours, its = socket.socketpair()
-        words = (*self._argv[:2], "-c", _BOOT, str(its.fileno()), self._first, " ".join(self._modules))
-        words = (*words, *self._argv[2:])  # so that a list of processes shows whose they are
+        # What Python puts first on its search path.
+        first = str(Path.cwd() if self._argv[2] == "-m" else self._source.resolve().parent)
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = (
+            *self._argv[:2],
+            "-c",
+            _BOOT,
+            str(its.fileno()),
+            first,
+            " ".join(self._modules(like, commits=commits)),
+        )
+        words = (*words, *self._argv[2:])  # so that a list of processes shows whose it is
+        group = Group()
         with its:
             try:
-                child = self._group.start(words, env, stdin=stdin, keep=(its.fileno(),))
+                child = group.start(words, env, keep=(its.fileno(),))
             except NotStartedError:
                 ours.close()
+                group.close()
                 return
-        self._standing[number] = _Standby(child, ours)
-        self._loop.watch(ours.fileno(), lambda: self._heard(number))
+        self._standby = _Standby(group, child, ours)
+        self._loop.watch(ours.fileno(), self._heard)
 
-    def _heard(self, number: int) -> None:
-        standby = self._standing[number]
-        self._loop.unwatch(standby.line.fileno())
-        standby.ready = standby.line.recv(1) == READY
-        if standby.ready:
-            self._next()
-        else:
-            self._drop(number)
+    def take(self) -> Team:
+        """The process group for the attempt that begins now. Waits for what is still importing for it."""
+        late = self._loop.later(_IMPORT_S, self._drop)
+        self._loop.run(lambda: self._standby is None or self._standby.ready)
+        late.cancel()
+        self._team = Team()
+        return self._team
 
-    def _drop(self, number: int) -> None:
-        standby = self._standing.pop(number)
-        self._loop.unwatch(standby.line.fileno())
-        standby.line.close()
-        standby.child.kill()
-        standby.child.close()
+    def order(self, env: Mapping[str, str], *, stdin: bool = False) -> Forked | None:
+        """Fork a rank that becomes the program, with exactly `env`; None where nothing stands by."""
+        if self._standby is None or self._team is None:
+            return None
+        try:
+            return _ordered(self._standby.line, self._team.number, env, stdin=stdin)
+        except OSError:
+            self._drop()
+            return None
+
+    def close(self) -> None:
+        """End it."""
+        self._drop()
+
+    def _modules(self, like: int, *, commits: bool) -> tuple[str, ...]:
+        """The slow modules that the process has loaded or will load, as far as it shows from outside."""
+        assert self._source is not None
+        if not has_torch(like):
+            return ()
+        commits = commits or _OURS in self._source.read_bytes()
+        return (*_WITH_TORCH, *(_COMMITTING if commits else ()))
+
+    def _heard(self) -> None:
+        assert self._standby is not None
+        self._standby.ready = self._standby.line.recv(1) == READY
+        if not self._standby.ready:
+            self._drop()
+
+    def _drop(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            self._loop.unwatch(standby.line.fileno())
+            standby.close()
+
+
+def _ordered(line: socket.socket, group: int, env: Mapping[str, str], *, stdin: bool) -> Forked:
+    """Have a rank forked. Raises OSError."""
+    with ExitStack() as ours, ExitStack() as its:
+        answers, other = socket.socketpair()
+        ours.enter_context(answers)
+        its.enter_context(other)
+        outputs = []
+        for _ in range(2):
+            read, write = os.pipe()
+            ours.callback(os.close, read)
+            its.callback(os.close, write)
+            os.set_blocking(read, False)
+            outputs.append((read, write))
+        reads = 0 if stdin else os.open(os.devnull, os.O_RDONLY)
+        if not stdin:
+            its.callback(os.close, reads)
+        line.settimeout(_ANSWER_S)
+        socket.send_fds(line, [b"%d" % group], [other.fileno(), reads, *(write for _, write in outputs)])
+        its.close()
+        pid = _number(answers, 0)
+        if pid == 0:
+            raise ChildProcessError
+        # It cannot have ended of itself: it waits for its environment.
+        ended = os.pidfd_open(pid)
+        ours.callback(os.close, ended)
+        answers.sendall(json.dumps(dict(env)).encode())
+        answers.shutdown(socket.SHUT_WR)
+        ours.pop_all()
+        return Forked(pid, ended, outputs[0][0], outputs[1][0], answers)
+
+
+def _number(answers: socket.socket, otherwise: int) -> int:
+    answers.settimeout(_ANSWER_S)
+    try:
+        data = answers.recv(NUMBER, socket.MSG_WAITALL)
+    except OSError:
+        data = b""
+    return int.from_bytes(data, "big", signed=True) if len(data) == NUMBER else otherwise
+
+
+def _readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _source(argv: Sequence[str]) -> Path | None:
@@ -160,10 +256,9 @@ def _can_wait(source: Path) -> bool:
     return _SETS_VARIABLES.search(source.read_bytes()) is None
 
 
-def _loaded(pid: int, *, commits: bool) -> tuple[str, ...]:
-    """The slow modules that the process has loaded, as far as it shows from outside."""
+def has_torch(pid: int) -> bool:
+    """Whether the process has loaded torch, or is about to."""
     try:
-        torch = _TORCH in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+        return _TORCH in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        torch = False
-    return (*(_WITH_TORCH if torch else ()), *(_COMMITTING if torch and commits else ()))
+        return False

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
@@ -16,9 +13,12 @@ from worldsize.errors import EXIT_STOPPED, LaunchError
 from worldsize.launch import env, local, program
 from worldsize.launch.logs import Printed
 from worldsize.launch.plan import Plan
+from worldsize.launch.scratch import Scratch
+from worldsize.launch.spawned import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from worldsize.launch.verdict import Verdict
 
@@ -46,14 +46,14 @@ def spawn(fn: Callable[..., T], nproc: int | str, args: Sequence[Any] = ()) -> l
         args: its arguments; pickled once, equal for all ranks.
 
     Raises:
-        Exception: the exception of the rank that failed first, with its remote traceback as a note.
+        Exception: the exception of the rank that failed first; a note says which rank where, with its traceback.
         LaunchError: a rank ended without an exception: killed, or by its own exit code.
         KeyboardInterrupt: Ctrl-C; the processes have ended.
         SystemExit: with code 75, where the ranks stopped on request with everything committed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="worldsize-spawn-"))
-    try:
-        (folder / "call.pkl").write_bytes(cloudpickle.dumps((fn, tuple(args))))
+    with Scratch("spawn") as scratch:
+        folder = scratch.path
+        (folder / "call.pkl").write_bytes(pack(fn, tuple(args)))
         (folder / "path.json").write_text(json.dumps(sys.path), encoding="utf-8")
         plan = Plan(
             argv=(sys.executable, "-u", "-c", _CHILD, str(folder)),
@@ -64,8 +64,6 @@ def spawn(fn: Callable[..., T], nproc: int | str, args: Sequence[Any] = ()) -> l
         if verdict.code:
             raise _error(verdict, folder)
         return [cloudpickle.loads((folder / f"rank-{rank:04d}.result").read_bytes()) for rank in range(plan.nproc)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _error(verdict: Verdict, folder: Path) -> BaseException:
@@ -75,11 +73,12 @@ def _error(verdict: Verdict, folder: Path) -> BaseException:
             return SystemExit(EXIT_STOPPED)
         return KeyboardInterrupt() if verdict.code == 128 + signal.SIGINT else LaunchError(str(verdict.line))
     raised = folder / f"rank-{cause.rank:04d}.raised"
+    who = f"rank {cause.rank} of {cause.world} on {cause.host}"
     if not raised.exists():
-        return LaunchError(f"{cause.what} (rank {cause.rank} of {cause.world})", do=cause.do)
+        return LaunchError(f"{cause.what} ({who}{f', {cause.where}' if cause.where else ''})", do=cause.do)
     sent, trace = cloudpickle.loads(raised.read_bytes())
     error: BaseException = sent
     if sent is None:
-        error = LaunchError(f"{cause.what} (rank {cause.rank} of {cause.world}; the exception cannot be sent here)")
-    error.add_note(f"\nOn rank {cause.rank} of {cause.world}:\n{trace}")
+        error = LaunchError(f"{cause.what} ({who}; the exception cannot be sent here)")
+    error.add_note(f"\nOn {who}{f' ({cause.where})' if cause.where else ''}:\n{trace}")
     return error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from worldsize.errors import EXIT_STOPPED
 from worldsize.launch import env, failure
 from worldsize.launch.logs import ERR, OUT, LogFile, Sink, Stream
+from worldsize.launch.spare import has_torch
 from worldsize.launch.verdict import Report
 from worldsize.runtime.report import newest_commit
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from worldsize.launch.loop import Loop, Timer
     from worldsize.launch.plan import Plan, Share
     from worldsize.launch.shell import Child, Group
-    from worldsize.launch.spare import Spares
+    from worldsize.launch.spare import Forked, Spares
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
@@ -30,14 +31,14 @@ FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
 _READ = 1 << 16
 _MOST_READS = 64
 
-_COMMITTING_GRACE_S = 0.5
-_WARM_AFTER_S, _LOOK_EVERY_S = 20.0, 1.0
+_COMMITTING_GRACE_S, _KILLED_GRACE_S = 0.5, 0.1
+_WARM_AFTER_S, _LOOK_EVERY_S = 20.0, 0.1
 
 
 @dataclass(slots=True)
 class _Rank:
     rank: int
-    child: Child
+    child: Child | Forked
     log: LogFile
     streams: dict[int, Stream]
     """By descriptor: standard output, standard error."""
@@ -95,10 +96,11 @@ class Attempt:
             self._close()
         return self._report()
 
-    def end(self) -> None:
+    def end(self, *, killed: bool = False) -> None:
         """Something failed, here or on another node: end what runs, SIGTERM first.
 
         SIGKILL follows after the plan's grace; soon where commits are reported: no commit comes without the failed rank.
+        At once where that rank was killed: nobody has to be given time to say that he was the first.
         """
         if self._ending is not None:
             return
@@ -106,9 +108,9 @@ class Attempt:
         for rank in self._running():
             rank.errors.hold_on()
             rank.child.send(signal.SIGTERM)
-        grace = (
-            self._plan.peer_grace if self._committed() is None else min(self._plan.peer_grace, _COMMITTING_GRACE_S)
-        )
+        self._warm()
+        longest = _KILLED_GRACE_S if killed else _COMMITTING_GRACE_S
+        grace = self._plan.peer_grace if self._committed() is None else min(self._plan.peer_grace, longest)
         self._timers.append(self._loop.later(grace, self._kill))
 
     def signal(self, number: int) -> None:
@@ -136,8 +138,9 @@ class Attempt:
         share, several = self._share, self._share.world > 1
         rank = share.first_rank + local_rank
         variables = env.for_rank(base, self._plan, share, local_rank, self._folder)
-        child = self._spares.order(local_rank, variables)
-        child = child or self._group.start(self._plan.argv, variables, stdin=_reads(local_rank))
+        stdin = _reads(local_rank)
+        spare = self._spares.order(variables, stdin=stdin)
+        child = spare or self._group.start(self._plan.argv, variables, stdin=stdin)
         log = LogFile(self._folder / f"rank-{rank:04d}.log", self._sink)
         prefix = f"[rank {rank}] ".encode() if several else b""
         pipes = ((child.stdout, OUT), (child.stderr, ERR))
@@ -179,7 +182,7 @@ class Attempt:
         if rank.code == EXIT_STOPPED or self._asked_for(rank):
             self._expect_end()
         elif self._ending is None:
-            self.end()
+            self.end(killed=rank.code == -signal.SIGKILL)
             self._tell()
 
     def _expect_end(self) -> None:
@@ -194,21 +197,31 @@ class Attempt:
         self._group.kill()
 
     def _prepare(self) -> None:
-        """Warm interpreters for the next attempt, once this one is at work."""
-        ending = self._ending is not None or self._stopped is not None or not self._running()
-        if ending or not self._plan.spare or self._share.restarts >= self._plan.max_restarts:
+        """Warm an interpreter for the next attempts, once this one is at work."""
+        if self._ending is not None or not self._may_come_again or not self._running():
             return
-        commits = self._committed() is not None
-        if not commits and time.monotonic() - self._began < _WARM_AFTER_S:
+        if self._is_settled(self._running()[0].child.pid):
+            self._warm()
+        else:
             self._timers.append(self._loop.later(_LOOK_EVERY_S, self._prepare))
-            return
-        base = env.read()
-        base |= env.reachable(base, self._share)
-        ranks = [
-            (env.for_rank(base, self._plan, self._share, local_rank, self._folder), _reads(local_rank))
-            for local_rank in range(self._share.nproc)
-        ]
-        self._spares.warm(self._running()[0].child.pid, ranks, commits=commits)
+
+    def _is_settled(self, pid: int) -> bool:
+        """Whether what it will need is known: torch, as soon as it is seen there, or nothing large."""
+        waited = time.monotonic() - self._began >= _WARM_AFTER_S
+        return waited or self._committed() is not None or has_torch(pid)
+
+    def _warm(self) -> None:
+        """Warm it now, where there may be another attempt."""
+        if self._may_come_again and (running := self._running()):
+            base = env.read()
+            base |= env.reachable(base, self._share)
+            variables = env.for_rank(base, self._plan, self._share, 0, self._folder)
+            self._spares.warm(running[0].child.pid, variables, commits=self._committed() is not None)
+
+    @property
+    def _may_come_again(self) -> bool:
+        """Whether another attempt may follow for which something shall stand by."""
+        return self._stopped is None and self._plan.spare and self._share.restarts < self._plan.max_restarts
 
     def _committed(self) -> int | None:
         return newest_commit(env.commit_file(self._folder, self._share.node))

@@ -15,6 +15,8 @@ from worldsize.errors import WorldsizeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from worldsize.runtime.board import Board
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -54,6 +56,10 @@ class Comm(Protocol):
 
     def start_max(self, values: Sequence[float]) -> Pending:
         """Like `max`, without waiting."""
+        ...
+
+    def start_any(self, wishes: Sequence[bool]) -> Pending:
+        """For each of at most 8 wishes, whether any rank has it (1.0 or 0.0), without waiting."""
         ...
 
     def gather(self, value: T) -> list[T]:
@@ -103,7 +109,7 @@ class Alone:
         """The values themselves."""
         return _Ready(self.sum(values))
 
-    start_max = start_sum
+    start_max = start_any = start_sum
 
     def gather(self, value: T) -> list[T]:
         """One value."""
@@ -142,7 +148,12 @@ class Ranks:
     Args:
         group: a gloo process group over all ranks of the default group.
         timeout: how long an agreement may take before it is an error; used for forks too.
+
+    Attributes:
+        board: a faster way to answer yes or no, where all ranks are on one host.
     """
+
+    board: Board | None = None
 
     def __init__(self, group: Any, timeout: timedelta) -> None:
         import torch.distributed as dist
@@ -169,6 +180,10 @@ class Ranks:
         import torch.distributed as dist
 
         return self._reduce(values, dist.ReduceOp.MAX)
+
+    def start_any(self, wishes: Sequence[bool]) -> Pending:
+        """For each wish whether any rank has it, without waiting."""
+        return self.start_max([float(wish) for wish in wishes]) if self.board is None else self.board.ask(wishes)
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on every rank."""

@@ -77,6 +77,11 @@ def detect(environ: Mapping[str, str]) -> World:
     return _FORCED[forced](env)
 
 
+def here() -> World:
+    """The world that this process is in. Raises as `detect`."""
+    return detect(read())
+
+
 def in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether this process was started by srun, rather than being in a batch script or outside Slurm."""
     return _step(_Env(environ)) is not None

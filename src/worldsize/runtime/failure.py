@@ -47,6 +47,11 @@ def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
         print(line, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
+def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An excepthook for a process whose exception is told elsewhere: only the launcher's file."""
+    _write(error, f"{kind.__name__}: {error}", trace)
+
+
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, WorldsizeError):
         say(error, trace)

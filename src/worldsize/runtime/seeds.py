@@ -1,6 +1,6 @@
 """Room: the global random generators of this process. Knows how to seed all of them at once; never what for.
 
-What a number is drawn for is a key (`data.keys.key`): the same key gives the same numbers on any rank, at any world
+What a number is drawn for is a key (`runtime.keys.key`): the same key gives the same numbers on any rank, at any world
 size. CPU and CUDA generators draw different sequences from one seed, so a curve with drop-out is one per device type.
 """
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from worldsize.errors import WorldError
-from worldsize.runtime import env, network, signals
+from worldsize.runtime import board, env, network, signals
 from worldsize.runtime.comm import Alone, Comm, Ranks
 from worldsize.runtime.device import choose_device, identity
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from worldsize.world import World
 
 _MEETING = timedelta(minutes=5)
-"""How long ranks wait for each other at the start: imports on a slow shared file system take minutes."""
+"""How long ranks wait for each other at the start, at least: imports on a slow shared file system take minutes."""
 
 _open: Session | None = None
 
@@ -74,7 +74,8 @@ def _start(device: str | None, timeout: timedelta) -> Session:
     world = env.detect(environ)
     chosen = choose_device(world, device, environ)
     signals.install()
-    comm: Comm = Alone() if world.alone else _join(world, chosen, timeout)
+    with signals.leaving():
+        comm: Comm = Alone() if world.alone else _join(world, chosen, timeout)
     atexit.register(_leave)
     return Session(world, chosen, comm, timeout)
 
@@ -89,13 +90,14 @@ def _join(world: World, device: torch.device, timeout: timedelta) -> Comm:
         interface = network.check_own_address(world, env.read())
         env.export({"GLOO_SOCKET_IFNAME": interface} if interface else {})
         options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-        store = _meet(world, min(timeout, _MEETING))
+        store = _meet(world, max(timeout, _MEETING))
         store.set_timeout(timeout)
         dist.init_process_group(
             _backend(device), store=store, rank=world.rank, world_size=world.size, timeout=timeout, **options
         )
     comm = Ranks(dist.new_group(backend="gloo", timeout=timeout), timeout)
     _same_world(comm, world, device)
+    comm.board = board.shared(comm, timeout) if world.nodes == 1 else None
     return comm
 
 

@@ -2,18 +2,29 @@
 
 SIGTERM and SIGUSR1 are what schedulers send before they take the machine away; SIGINT is a person at the terminal,
 whose second press ends the program at once.
+
+Before there is a Run nothing can be lost, so a stop ends the process at once, as it ends any program; but a program of
+ours leaves with code 75, which says that it may be started again. Only under our own launcher, which asks all ranks.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from worldsize.errors import EXIT_STOPPED
+from worldsize.runtime import env
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
-_STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_EARLY = (signal.SIGTERM, signal.SIGUSR1)
+_STOPPING = (*_EARLY, signal.SIGINT)
 _received: list[str] = []
 _installed = False
 
@@ -26,6 +37,43 @@ def install() -> None:
     for number in _STOPPING:
         signal.signal(number, _note)
     _installed = True
+
+
+def expect() -> None:
+    """This program is about to make a Run: until it has one, a stop leaves with code 75.
+
+    Does nothing outside the main thread or our launcher, nor to a signal that the program treats in its own way.
+    """
+    if _installed or not _launched() or threading.current_thread() is not threading.main_thread():
+        return
+    for number in _EARLY:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _leave)
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """In this block a stop ends the process with code 75 even while it waits in native code, where no handler runs.
+
+    So no rank waits for others that have left already.
+    """
+    if not _launched() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    inside, outside = socket.socketpair()
+    outside.settimeout(0)
+    before = signal.set_wakeup_fd(outside.fileno(), warn_on_full_buffer=False)
+    watcher = threading.Thread(target=_watch, args=(inside,), daemon=True)
+    watcher.start()
+    try:
+        if _received:
+            _leave()
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        outside.close()
+        watcher.join()
+        inside.close()
 
 
 def received() -> str | None:
@@ -44,3 +92,18 @@ def _note(number: int, _frame: FrameType | None) -> None:
     _received.append(signal.Signals(number).name)
     if again:
         raise KeyboardInterrupt
+
+
+def _launched() -> bool:
+    return env.read().get(env.SWITCH) == "worldsize"
+
+
+def _leave(_number: int = 0, _frame: FrameType | None = None) -> None:
+    os._exit(EXIT_STOPPED)
+
+
+def _watch(inside: socket.socket) -> None:
+    """Python writes the number of each signal there, whatever the main thread does. Ends when the other end closes."""
+    while data := inside.recv(64):
+        if any(number in _STOPPING for number in data):
+            _leave()

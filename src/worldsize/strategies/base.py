@@ -157,8 +157,14 @@ class Strategy(ABC):
         del model
         return []
 
-    def sum_(self, tensor: Tensor) -> None:
-        """Sum a small tensor on `device` over ranks, in place, ordered before whatever the device does next."""
+    def start_sum_(self, tensor: Tensor) -> Callable[[], Any]:
+        """Begin to sum a small tensor on `device` over ranks, in place.
+
+        Returns:
+            what to call before the tensor is used: orders the sum before whatever the device does next.
+        """
+        del tensor
+        return _nothing
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensor of every rank, in rank order."""
@@ -171,6 +177,10 @@ class Strategy(ABC):
     def layout(self) -> dict[str, Any]:
         """What a checkpoint says about how it was written."""
         return {"strategy": self.name, "ranks": self.ranks, "precision": self.setting.precision.name}
+
+
+def _nothing() -> None:
+    """One rank's sum is there at once."""
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -37,13 +37,25 @@ class RunningStatistics:
         self._layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and _tracks(layer)]
         self._before: list[Tensor] = []
 
-    def refuse_synchronised(self, *, accumulating: bool) -> None:
+    def refuse_synchronised(self, most: int, fewest: int) -> None:
         """SyncBatchNorm normalises over the micro-batches that happen to run at the same time.
 
+        Args:
+            most: how many micro-batches the busiest rank has in a step.
+            fewest: how many the idlest one has, in whichever step that is.
+
         Raises:
-            LayoutError: it is used with more than one micro-batch a rank, where no layout equals another.
+            LayoutError: it is used with more than one micro-batch a rank, where no layout equals another; or a rank
+                has none, and the others would wait for it, or normalise over what it runs in their place.
         """
-        if accumulating and any(isinstance(layer, nn.SyncBatchNorm) for layer in self._model.modules()):
+        if not any(isinstance(layer, nn.SyncBatchNorm) for layer in self._model.modules()):
+            return
+        if fewest < 1:
+            raise LayoutError(
+                "SyncBatchNorm needs every rank in every forward pass, and the last step of an epoch leaves ranks idle",
+                do="use DataLoader(drop_last=True), fewer ranks, a smaller micro_batch, or BatchNorm",
+            )
+        if most > 1:
             raise LayoutError(
                 "SyncBatchNorm normalises over the ranks' simultaneous micro-batches: with accumulation the result "
                 "depends on the number of ranks",

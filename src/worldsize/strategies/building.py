@@ -10,7 +10,6 @@ plain attributes, and weights that the constructor wrote over after their module
 from __future__ import annotations
 
 from collections import defaultdict
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsize.errors import ConfigError, LayoutError
+from worldsize.runtime.keys import number
 from worldsize.runtime.seeds import reseeded
 from worldsize.strategies.base import brief
 
@@ -124,7 +124,7 @@ class _Filler:
                 raise LayoutError("a module has no reset_parameters", found=self._named(module, fresh), do=_OWN_INIT)
             return
         sharded = {value: value._version for value in module.parameters() if hasattr(value, "device_mesh")}  # noqa: SLF001
-        with reseeded(_key(self._seed, self._paths[module]), self._device):
+        with reseeded(number(f"{self._seed} {self._paths[module]}"), self._device):
             reset()
         if any(value._version != version for value, version in sharded.items()):  # noqa: SLF001
             raise LayoutError(
@@ -280,7 +280,3 @@ def _untouched(value: Tensor) -> bool:
 
 def _storage(value: Tensor) -> int:
     return int(value.untyped_storage()._cdata)  # noqa: SLF001 - the address is null for every meta tensor
-
-
-def _key(seed: int, path: str) -> int:
-    return int.from_bytes(blake2b(f"{seed} {path}".encode(), digest_size=8).digest(), "little")

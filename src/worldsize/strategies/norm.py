@@ -9,7 +9,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from worldsize.runtime.sharded import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +30,7 @@ def norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     groups: dict[object, list[Tensor]] = defaultdict(list)
     for grad in grads:
-        groups[grad.device_mesh if isinstance(grad, DTensor) else None].append(grad)
+        groups[grad.device_mesh if is_sharded(grad) else None].append(grad)
     parts = [_whole(torch.nn.utils.get_total_norm(group)).to(device) for group in groups.values()]
     if not parts:
         return torch.zeros((), device=device)
@@ -40,9 +41,8 @@ def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:
     """Multiply every gradient in place, whatever it is laid over."""
     if isinstance(factor, float) and factor == 1.0:
         return
-    local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
     by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for grad in local:
+    for grad in map(local, grads):
         by_device[grad.device, grad.dtype].append(grad)
     for (device, dtype), group in by_device.items():
         by = factor.to(device=device, dtype=dtype) if isinstance(factor, torch.Tensor) else factor
@@ -50,4 +50,4 @@ def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:
 
 
 def _whole(total: Tensor) -> Tensor:
-    return total.full_tensor() if isinstance(total, DTensor) else total
+    return total.full_tensor() if is_sharded(total) else total

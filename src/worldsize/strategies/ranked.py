@@ -11,6 +11,9 @@ from worldsize.errors import LayoutError
 from worldsize.strategies.base import Setting, Strategy, brief
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from torch import Tensor, nn
 
 
@@ -26,9 +29,12 @@ class Ranked(Strategy):
         """Both of torch's wrappers divide by the number of ranks."""
         return self.ranks
 
-    def sum_(self, tensor: Tensor) -> None:
+    def start_sum_(self, tensor: Tensor) -> Callable[[], Any]:
         """An all-reduce on the device's own backend."""
-        dist.all_reduce(tensor)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        wait: Callable[[], Any] = work.wait
+        return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """An all-gather on the device's own backend."""

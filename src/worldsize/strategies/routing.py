@@ -37,8 +37,10 @@ class Door:
     """One model's door. Only the outermost call goes through; inner ones are already inside."""
 
     def __init__(self, entry: Entry | None, precision: Precision, device: torch.device) -> None:
-        self._entry, self._device = entry, device
+        self._entry = entry
         self._dtype = precision.autocast
+        # One object for all calls: making one asks the driver what it supports. Only the outermost call enters it.
+        self._autocast = torch.autocast(device.type, self._dtype) if self._dtype is not None else None
         self.inside = False
 
     def call(self, original: Callable[..., Any], method: str, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -46,11 +48,11 @@ class Door:
         self.inside = True
         inner = functools.partial(self._entry, method) if self._entry else functools.partial(original, model)
         try:
-            if self._dtype is None:
+            if self._autocast is None:
                 return inner(*args, **kwargs)
-            with torch.autocast(self._device.type, self._dtype):
+            with self._autocast:
                 result = inner(*args, **kwargs)
-            return mapped(self._widen, result)
+            return self._widen(result) if isinstance(result, torch.Tensor) else mapped(self._widen, result)
         finally:
             self.inside = False
 

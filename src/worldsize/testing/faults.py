@@ -25,15 +25,21 @@ def kill_after(crew: Crew, seconds: float) -> bool:
 
 
 def kill_in_save(crew: Crew, run_dir: Path, seconds: float, timeout: float = 60.0) -> bool:
-    """SIGKILL to all ranks this long after a save has begun to write. False where they ended, or none began in time."""
+    """SIGKILL to all ranks this long after a save has begun to write; half as long in the next one, where it was faster.
+
+    False where they ended, or no save began in time.
+    """
     end = time.monotonic() + timeout
-    before = _half_written(run_dir)
-    while not _half_written(run_dir) - before:
-        if None not in crew.codes() or time.monotonic() > end:
-            crew.kill()
-            return False
-        time.sleep(0.0005)
-    time.sleep(seconds)
+    saves: set[str] = set()
+    while not saves:
+        before = half_written(run_dir)
+        while not (saves := half_written(run_dir) - before):
+            if None not in crew.codes() or time.monotonic() > end:
+                crew.kill()
+                return False
+            time.sleep(0.0005)
+        time.sleep(seconds)
+        seconds, saves = seconds / 2, saves & half_written(run_dir)
     crew.kill()
     return True
 
@@ -52,8 +58,8 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path]:
         libc.umount2(target, 2)  # MNT_DETACH: also while something holds a file open
 
 
-def _half_written(run_dir: Path) -> set[str]:
-    """What a save under way, or a killed one, has in the folder of the checkpoints."""
+def half_written(run_dir: Path) -> set[str]:
+    """What a save under way, or one that was killed, has in the folder of the checkpoints."""
     try:
         return {path.name for path in (run_dir / FOLDER).iterdir() if path.suffix == ".tmp"}
     except FileNotFoundError:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -25,10 +22,12 @@ import cloudpickle
 from worldsize.errors import LaunchError
 from worldsize.launch import env, ports
 from worldsize.launch.plan import Plan, Share
+from worldsize.launch.scratch import Scratch
 from worldsize.launch.shell import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 SOCKET = "socket"
 """The name of a meeting point in a folder."""
@@ -59,7 +58,8 @@ class Nursery:
     """Forks processes on request. All of them end with this object, and with this process however that ends."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="worldsize-nursery-"))
+        self._scratch = Scratch("nursery")
+        self._folder = self._scratch.path
         (self._folder / "path.json").write_text(json.dumps(sys.path), encoding="utf-8")
         self._group = Group()
         shell = ("/bin/sh", "-c", 'exec >>"$0" 2>&1; exec "$@"', str(self._folder / "log"))
@@ -84,7 +84,7 @@ class Nursery:
         self._line.close()
         self._group.close()
         self._child.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.remove()
 
 
 class Crew:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from multiprocessing.connection import Connection, Listener, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import cloudpickle
 
 from worldsize.errors import LaunchError
 from worldsize.launch import ports
+from worldsize.launch.scratch import Scratch
 from worldsize.testing.nursery import SOCKET, Crew, accept, log_file, tail
 from worldsize.testing.worker import Answer, serve
 
@@ -52,7 +50,7 @@ class RankPool:
 
     def __init__(self, size: int, options: Mapping[str, str] | None = None) -> None:
         self.size, self._options = size, options
-        self._folder: Path | None = None
+        self._scratch: Scratch | None = None
         self._crew: Crew | None = None
         self._lines: list[Connection] = []
 
@@ -79,9 +77,9 @@ class RankPool:
         if self._crew is not None:
             self._crew.close()
             self._crew = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +90,8 @@ class RankPool:
         self.close()
 
     def _start(self) -> None:
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="worldsize-ranks-"))
+        self._scratch = Scratch("ranks")
+        folder = self._scratch.path
         self._crew = Crew(self.size, folder, self._options)
         with Listener(str(folder / SOCKET)) as listener:
             self._crew.start(serve, str(folder))
@@ -133,5 +132,5 @@ class RankPool:
         return None
 
     def _lost(self, rank: int, how: str) -> LaunchError:
-        assert self._folder is not None
-        return LaunchError(f"rank {rank} of {self.size} {how}", found=tail(log_file(self._folder, rank)))
+        assert self._scratch is not None
+        return LaunchError(f"rank {rank} of {self.size} {how}", found=tail(log_file(self._scratch.path, rank)))

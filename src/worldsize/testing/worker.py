@@ -6,10 +6,8 @@ import atexit
 import ctypes
 import gc
 import os
-import pickle
 import signal
 import sys
-import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from worldsize.launch.spawned import portable
 from worldsize.runtime import env, session, signals
 
 if TYPE_CHECKING:
@@ -114,15 +113,6 @@ def _answer(call: bytes) -> bytes:
         fn, args, named = cloudpickle.loads(call)
         data: bytes = cloudpickle.dumps(Answer(fn(*args, **named)))
     except BaseException as error:  # noqa: BLE001 - SystemExit is an outcome too
-        data = _failed(error)
-    return data
-
-
-def _failed(error: BaseException) -> bytes:
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    try:
-        data: bytes = cloudpickle.dumps(Answer(error=error, trace=trace))
-        pickle.loads(data)  # noqa: S301 - made one line above
-    except Exception:  # noqa: BLE001 - a class of the user's may raise anything here
-        data = cloudpickle.dumps(Answer(trace=trace))
+        sent, trace = portable(error)
+        data = cloudpickle.dumps(Answer(error=sent, trace=trace))
     return data

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsize.data.keys import key
 from worldsize.errors import ConfigError
+from worldsize.runtime.keys import key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

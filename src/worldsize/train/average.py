@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from worldsize.errors import ConfigError
+from worldsize.runtime.sharded import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Average:
         live = self._live()
         averaged = [name for name, _ in self.placed.module.named_parameters() if live[name].is_floating_point()]
         self._copies = [(self.tensors[name], live[name]) for name in live if name not in set(averaged)]
-        return [_local(self.tensors[name]) for name in averaged], [_local(live[name]) for name in averaged]
+        return [local(self.tensors[name]) for name in averaged], [local(live[name]) for name in averaged]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -72,8 +72,3 @@ class Average:
 
     def _live(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in self.placed.module.state_dict().items()}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-    return local

@@ -110,6 +110,8 @@ class Committer:
                 facts = {"seconds": outcome.seconds, "stall": outcome.stall, "bytes": outcome.bytes}
                 self.tracker.event("save", step=outcome.step, **facts)
                 self.announce(outcome.path, outcome.step)
+                size = f"{outcome.bytes / 1e6:,.1f} MB in {outcome.seconds:.1f} s"
+                self.screen.committed(f"worldsize: committed {outcome.path.name} ({size})")
                 continue
             self.tracker.event("save failed", step=outcome.step, error=str(outcome.error))
             self.screen.say(f"worldsize: step {outcome.step} was not saved: {outcome.error}")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsize.data.keys import key
 from worldsize.errors import LayoutError, StepError
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies import registry
 from worldsize.strategies.base import Options, Padding, Setting, Strategy, brief
@@ -108,10 +108,6 @@ class Engine:
             self._weights[value, dtype] = torch.tensor(value, dtype=dtype, device=self.device)
         return self._weights[value, dtype]
 
-    def strategy_sum(self, tensor: Tensor) -> None:
-        """Sum a small tensor over ranks in place, ordered before whatever the device does next."""
-        self.strategy.sum_(tensor)
-
     def wants_norm(self, entry: Trained) -> bool:
         """Whether the norm of this optimizer's gradients is needed."""
         return entry.clip is not None or self.scale is not None or self.log_norm
@@ -166,13 +162,13 @@ class Engine:
             if scheduled.every == "epoch":
                 scheduled.schedule.step()
 
-    def check_parts(self, micro_per_rank: int) -> None:
-        """What only shows when everything was made.
+    def check_parts(self, most: int, fewest: int) -> None:
+        """What only shows when everything was made. Takes the most and the fewest micro-batches of a rank in a step.
 
         Raises:
-            LayoutError: there is no optimizer, or SyncBatchNorm meets accumulation (see `RunningStatistics`).
+            LayoutError: there is no optimizer, or SyncBatchNorm meets accumulation or idle ranks (see `RunningStatistics`).
         """
         if not self.parts.optimizers:
             raise LayoutError("there is no optimizer", do="make one with run.optimizer(...) before run.steps")
         for placed in self.parts.models.values():
-            placed.statistics.refuse_synchronised(accumulating=micro_per_rank > 1)
+            placed.statistics.refuse_synchronised(most, fewest)

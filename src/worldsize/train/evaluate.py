@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.data.batch import BatchPlan
-from worldsize.data.keys import key
 from worldsize.data.loader import Loader
 from worldsize.data.sources import adopt
 from worldsize.errors import DataError, StepError
 from worldsize.runtime import signals
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies.base import full
 
@@ -86,14 +86,14 @@ class Evaluator:
         device, seed = self._engine.device, self._engine.seed
         modules = [model] if model is not None else [placed.module for placed in self._engine.parts.models.values()]
         with _evaluating(modules), torch.no_grad(), reseeded(key(seed, "evaluation"), device):
-            pending = self._engine.comm.start_max([float(signals.received() is not None)])
+            pending = self._engine.comm.start_any([signals.received() is not None])
             for batches in loader.steps(0, loader.plan.steps_per_epoch):
                 for micro in batches.micro:
                     reseed(key(seed, "evaluation", micro.ids[0]), device)
                     yield micro
                 if pending.wait()[0]:
                     raise Stopped
-                pending = self._engine.comm.start_max([float(signals.received() is not None)])
+                pending = self._engine.comm.start_any([signals.received() is not None])
             pending.wait()
 
     def _loader(self, data: Any) -> Loader:

@@ -47,7 +47,7 @@ class RunFolder:
             order: how the data's order comes about, for the ledger.
 
         Returns:
-            a line for each accepted change.
+            a line for each accepted change, which is in run.json now.
 
         Raises:
             LayoutError: it would be another training.
@@ -64,9 +64,11 @@ class RunFolder:
             self._write({**body, "environment": environment()})
             return []
         notes = settings.refuse_changes(before["config"], now)
+        if before["config"].get("duration") != now["duration"]:
+            notes.append(f"duration changed from {before['config'].get('duration')} to {now['duration']}")
         if notes or before["config"] != now:
             self._write({**before, "config": now})
-        return notes
+        return [f"{note}; run.json says so from now on" for note in notes]
 
     def same_data(self, comm: Comm, settings: Settings, data: dict[str, Any]) -> list[str]:
         """Compare the data's fingerprint with the first attempt's. Collective.

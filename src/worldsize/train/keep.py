@@ -11,9 +11,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from worldsize.errors import CheckpointError, StepError
+from worldsize.runtime.sharded import is_sharded
 from worldsize.train.plain import empty, join, split
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Kept:
                 do="call run.keep as in the run that wrote it",
             )
         found = {name: tensor for skeleton in skeletons.values() for name, tensor in empty(skeleton, device).items()}
-        sharded = {name: torch.empty_like(each) for name, each in self._objects.items() if isinstance(each, DTensor)}
+        sharded = {name: torch.empty_like(each) for name, each in self._objects.items() if is_sharded(each)}
         return found | {name: tensor for name, tensor in sharded.items() if name in found}
 
     def load(self, tensors: Mapping[str, Tensor], skeletons: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ def _digest(state: Any) -> str:
     plain = split(state, "", tensors)
     found = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
-        if isinstance(tensors[name], DTensor):
+        if is_sharded(tensors[name]):
             continue  # each rank holds another part of it
         found.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

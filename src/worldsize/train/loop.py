@@ -122,7 +122,7 @@ class Loop:
         """Tell the others what this rank would like: to stop, to end, to save, to write."""
         stop, end, write = signals.received() is not None, self.why is not None, self.recorder.due
         wishes = (stop, end, self.committer.late, write, self.recorder.holds)
-        return self.engine.comm.start_max([float(wish) for wish in wishes])
+        return self.engine.comm.start_any(wishes)
 
     def _settle(self, wishes: list[float], step: Step | None = None) -> None:
         self.committer.report()

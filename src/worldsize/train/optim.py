@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from worldsize.errors import CheckpointError, ConfigError
+from worldsize.runtime.sharded import is_sharded
 from worldsize.train.plain import empty, join, split
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class NamedOptimizer:
         for name, slot in skeleton["slots"].items():
             parameter = self._names[name]
             for path, tensor in empty(slot, parameter.device).items():
-                sharded = isinstance(parameter, DTensor) and parameter.shape == tensor.shape
+                sharded = is_sharded(parameter) and parameter.shape == tensor.shape
                 found[path] = torch.empty_like(parameter, dtype=tensor.dtype) if sharded else tensor
         return found
 

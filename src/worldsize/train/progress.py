@@ -23,6 +23,10 @@ class Progress(Protocol):
         """One line for a person, whatever else is on the screen."""
         ...
 
+    def committed(self, line: str) -> None:
+        """A checkpoint exists; shown where it is worth a line."""
+        ...
+
     def close(self) -> None:
         """Leave the screen in order."""
         ...
@@ -37,12 +41,15 @@ class Silent:
     def say(self, line: str) -> None:
         """Nothing."""
 
+    def committed(self, line: str) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 
 
 class Lines:
-    """For files and pipes: a first line soon, then one every ten seconds; no carriage returns.
+    """For files and pipes: a first line soon, then one every ten seconds, commits likewise; no carriage returns.
 
     Args:
         first: step to begin at.
@@ -50,7 +57,7 @@ class Lines:
     """
 
     def __init__(self, first: int, total: int | None) -> None:
-        self._total, self._next = total, time.monotonic() + _FIRST
+        self._total, self._next, self._next_commit = total, time.monotonic() + _FIRST, 0.0
         self._began = (first, time.monotonic())
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
@@ -67,6 +74,13 @@ class Lines:
     def say(self, line: str) -> None:
         """Print, at once."""
         print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal's room
+
+    def committed(self, line: str) -> None:
+        """Print, unless another commit was printed a moment ago: a run may save every step."""
+        now = time.monotonic()
+        if now >= self._next_commit:
+            self._next_commit = now + _EVERY
+            self.say(line)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -102,6 +116,9 @@ class Bar:
     def say(self, line: str) -> None:
         """Print above the bar."""
         self._progress.console.print(line, highlight=False, markup=False)
+
+    def committed(self, line: str) -> None:
+        """Nothing: a person who looks on wants the bar."""
 
     def close(self) -> None:
         """Give the terminal back."""

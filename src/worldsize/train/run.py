@@ -13,7 +13,7 @@ from worldsize.config import Duration
 from worldsize.errors import EXIT_STOPPED, ConfigError, StepError
 from worldsize.runtime import env, failure, session
 from worldsize.runtime.comm import on_one
-from worldsize.train import start, warm
+from worldsize.train import progress, start, warm
 from worldsize.train.average import Average
 from worldsize.train.engine import Engine
 from worldsize.train.evaluate import Evaluator, Stopped
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from worldsize.data.batch import BatchPlan
     from worldsize.data.making import Count
+    from worldsize.data.sources import Source
     from worldsize.runtime.comm import Comm
     from worldsize.train.loop import Loop
     from worldsize.train.step import Step
@@ -56,7 +57,8 @@ class Run:
         saving: when checkpoints are written, and which stay.
         data: the training data, where it is known now; else `steps` gets it.
         device: "cpu" or "cuda"; CUDA where there is one, where None.
-        timeout: seconds that a collective may take.
+        timeout: seconds that a collective may take. At the start ranks wait as long for each other, and five minutes at
+            least: one of them may prepare data before it makes its Run.
 
     Raises:
         ConfigError, WorldError, LayoutError, OwnershipError: each before anything is written.
@@ -86,11 +88,13 @@ class Run:
         ).overridden(env.read())  # fmt: skip
         self._settings = asked if micro_per_step is None else asked.with_micro_batch(None, micro_per_step)
         self._engine = Engine(session.session(self._settings.device, timedelta(seconds=timeout)), self._settings)
-        self._kept, self._data = Kept(), data
+        self._kept = Kept()
+        self._data: Source | None = None
         self._cut: BatchPlan | None = None
         self._loop: Loop | None = None
         self._problem: StepError | None = None
         self._closed = False
+        self._resumed: int | None = None
         self._owner = start.claim(self._engine, self._settings)
         atexit.register(self._at_exit)
         self._evaluator = Evaluator(self._engine, self._settings.micro_batch)
@@ -213,14 +217,16 @@ class Run:
             self._know(data)
         if self._data is None:
             self._know(start.generated(self._settings))
-        cut = self._cut
+        cut, source = self._cut, self._data
         assert cut is not None
+        assert source is not None
         total = None if self._settings.duration.unit == "tok" else self.total_steps
         start.schedules(self._engine)
         self._loop = start.begin(
-            self._engine, self._settings, self._kept, self._owner, self._data,
+            self._engine, self._settings, self._kept, self._owner, source,
             count=count, total=total, cut=cut, abandon=self._abandon, close=self.close,
         )  # fmt: skip
+        self._resumed = self._loop.at.step or None
         self._engine.parts.closed = True
         yield from self._loop.steps()
         self.close()
@@ -283,6 +289,11 @@ class Run:
         placed = self._engine.parts.placed(model)
         return placed.strategy.whole(placed.module)
 
+    def say(self, text: str) -> None:
+        """One line for a person, from one process of the world, past the progress display where there is one."""
+        one = on_one(self._engine.comm, lambda: progress.Lines(0, None), progress.Silent())
+        (one if self._loop is None else self._loop.screen).say(text)
+
     @property
     def comm(self) -> Comm:
         """Agreement between the ranks, for programs that need their own."""
@@ -294,6 +305,12 @@ class Run:
         if self._cut is None:
             raise StepError("total_steps is not known before the data", do="give it early: Run(..., data=...)")
         return start.steps_in(self._settings, self._cut)
+
+    @property
+    def resumed(self) -> int | None:
+        """How many steps were made when this start took over; None where it is the first, or nothing was committed."""
+        self._running("resumed")
+        return self._resumed
 
     @property
     def result(self) -> dict[str, Any]:
@@ -322,8 +339,7 @@ class Run:
         on_one(self._engine.comm, self._owner.release, None)
 
     def _know(self, data: Any) -> None:
-        self._data = data
-        self._settings, self._cut = start.plan(self._engine, self._settings, data)
+        self._settings, self._data, self._cut = start.plan(self._engine, self._settings, data)
 
     def _running(self, verb: str) -> Loop:
         self._raise_problem()

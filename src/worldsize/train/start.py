@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worldsize.data.making import Count
+    from worldsize.data.sources import Source
     from worldsize.errors import StepError
     from worldsize.train.engine import Engine
     from worldsize.train.keep import Kept
@@ -58,8 +59,8 @@ def claim(engine: Engine, settings: Settings) -> owner.Owner:
     return owned
 
 
-def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, BatchPlan]:
-    """Settle the micro-batch and cut the training into steps.
+def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, Source, BatchPlan]:
+    """Take the data over, settle the micro-batch and cut the training into steps.
 
     Raises:
         ConfigError: nothing says what a micro-batch is.
@@ -76,7 +77,7 @@ def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, Batch
             found=f"{ranks} ranks, global_batch {settled.global_batch} = {micro} micro-batches of {settled.micro_batch}",
             do=f"use at most {micro} ranks, or begin a run with a smaller micro_batch",
         )
-    return settled, found
+    return settled, source, found
 
 
 def begin(
@@ -84,7 +85,7 @@ def begin(
     settings: Settings,
     kept: Kept,
     owned: owner.Owner,
-    data: Any,
+    source: Source,
     *,
     count: Count | None,
     total: int | None,
@@ -99,10 +100,9 @@ def begin(
         CheckpointError: the checkpoint does not fit what was built.
     """
     comm = engine.comm
-    micro = -(-cut.global_batch // cut.micro_batch)
-    engine.check_parts(max(stop - start for start, stop in deal(micro, engine.strategy.ranks)))
+    engine.check_parts(*shares(cut, engine.strategy.ranks, total))
     loader = Loader(
-        data,
+        source,
         cut,
         seed=settings.seed,
         rank=engine.strategy.rank,
@@ -115,10 +115,9 @@ def begin(
         accept=settings.accept,
     )
     folder = RunFolder(settings.dir)
-    source = adopt(data, settings.seed)
     order = {"shuffle": source.shuffle, "drop_last": source.drop_last, "drawn": source.sampler is not None}
     notes = decide(comm, lambda: folder.begin(settings, order))
-    notes += folder.same_data(comm, settings, loader.fingerprint())
+    changes = notes + folder.same_data(comm, settings, loader.fingerprint())
     at, more = resume(engine, settings, kept, loader)
     at.shift = position(cut, at) - at.step
     if total is not None and settings.duration.unit != "st":
@@ -130,8 +129,10 @@ def begin(
     checkpointer = Checkpointer(
         settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error=settings.saving.on_error
     )
-    for note in [*notes, *more, *([cut.short] if cut.short else [])]:
+    for note in [*changes, *more, *([cut.short] if cut.short else [])]:
         screen.say(f"worldsize: {note}")
+    for change in changes:
+        tracker.event("change", what=change)
     tracker.event(
         "start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv
     )
@@ -145,6 +146,22 @@ def begin(
         engine, settings, loader, committer, at, total, tracker, screen, recorder,
         abandon=abandon, close=close, ledger=Ledger(settings.ledger, comm.rank, owned.attempt) if settings.ledger else None,
     )  # fmt: skip
+
+
+def shares(cut: BatchPlan, ranks: int, total: int | None) -> tuple[int, int]:
+    """The most and the fewest micro-batches that a rank has in any step of the run; none, where that is not known.
+
+    Args:
+        cut: how the training is cut into steps.
+        ranks: over how many they are dealt.
+        total: how many steps are made, where that is known.
+    """
+    steps = [cut.step(0)]
+    if cut.length is not None and (total is None or total >= cut.steps_per_epoch):
+        steps.append(cut.step(cut.steps_per_epoch - 1))
+    dealt = [stop - start for step in steps for start, stop in deal(len(cut.micro(step)), ranks)]
+    ragged = cut.length is None and not cut.drop_last and ranks > 1
+    return max(dealt), 0 if ragged else min(dealt)
 
 
 def resume(engine: Engine, settings: Settings, kept: Kept, loader: Loader) -> tuple[state.Progress, list[str]]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.data.batch import Piece
-from worldsize.data.keys import key
 from worldsize.data.loader import StepBatches
 from worldsize.errors import StepError
+from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed
 from worldsize.strategies.norm import gradients, norm, scale_
 from worldsize.train import losses as meaning
@@ -49,7 +49,8 @@ class Turn:
         self._read = self._sent = 0
         self._kinds: set[str] = set()
         self._explicit = 0.0
-        self._loss: Tensor = torch.zeros((), dtype=torch.float64, device=engine.device)
+        self._loss: Tensor | None = None
+        self._arriving: Callable[[], Any] | None = None
         self.updated, self._made = False, made
         self.grad_norm: Tensor | None = None
 
@@ -65,7 +66,10 @@ class Turn:
                 placed.strategy.stand_by(placed.module, last=last)
             self._micro = micro
             reseed(self._key("micro", micro.index), self._engine.device)
-            with self._hidden(micro):
+            if micro.dummy:
+                with self._hidden():
+                    yield micro.batch
+            else:
                 yield micro.batch
             self._read += 1
         self._micro = None
@@ -107,7 +111,7 @@ class Turn:
         scaled = weight * self._engine.strategy.averaged * self._engine.loss_scale
         torch.autograd.backward(part.losses, self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses))
         if not micro.dummy:
-            self._loss.add_(part.losses.detach().sum(dtype=torch.float64), alpha=weight)
+            self._add(part.losses.detach(), weight)
             self._explicit += part.explicit or 0.0
         for placed in self._own:
             placed.strategy.sent(placed.module)
@@ -136,6 +140,7 @@ class Turn:
             self._move()
         else:
             self._optimize(closure)
+        self._arrive()
         self.updated = True
         for entry in self._trained:
             entry.optimizer.zero_grad(set_to_none=True)
@@ -146,20 +151,30 @@ class Turn:
     @property
     def loss(self) -> Tensor:
         """The step's loss over all ranks (0-dim, float64, on the device); complete once update was called."""
-        return self._loss
+        self._arrive()
+        return torch.zeros((), dtype=torch.float64, device=self._engine.device) if self._loss is None else self._loss
+
+    def _arrive(self) -> None:
+        if self._arriving is not None:
+            self._arriving()
+            self._arriving = None
+
+    def _add(self, losses: Tensor, weight: float) -> None:
+        mine = losses.sum(dtype=torch.float64).mul_(weight)
+        self._loss = mine if self._loss is None else self._loss.add_(mine)
 
     def _begin(self) -> None:
         self._read = self._sent = 0
         self._explicit = 0.0
-        self._loss = torch.zeros_like(self._loss)
+        self._loss = None
         for placed in self._engine.parts.models.values():
             placed.statistics.begin()
 
     @contextmanager
-    def _hidden(self, micro: Micro) -> Iterator[None]:
+    def _hidden(self) -> Iterator[None]:
         """What a dummy does is seen by nobody: not by running statistics, not by logs."""
         with ExitStack() as blocks:
-            for placed in self._engine.parts.models.values() if micro.dummy else ():
+            for placed in self._engine.parts.models.values():
                 blocks.enter_context(placed.statistics.hidden())
             yield
 
@@ -192,14 +207,16 @@ class Turn:
             self._engine.check_gradients(placed)
         for placed in self._engine.parts.models.values():
             placed.statistics.compose()
-        self._engine.strategy_sum(self._loss)
+        # On its way while the optimizers move: nothing before the end of the update needs it.
+        self._loss = self.loss
+        self._arriving = self._engine.strategy.start_sum_(self._loss)
 
     def _divisor(self) -> float:
         """What gradients are still multiplied by: the loss scale, and a count that was only said at the calls."""
         divisor = self._engine.loss_scale
         if "explicit" in self._kinds:
             total = self._engine.comm.sum([self._explicit])[0] or 1.0
-            self._loss /= total
+            self._loss = self.loss / total
             divisor *= total
         return divisor
 
@@ -229,6 +246,8 @@ class Turn:
     def _optimize(self, closure: Callable[[], Any]) -> None:
         if len(self._trained) != 1:
             raise StepError("a closure moves one optimizer", do="open a turn for it: with step.turn(optimizer)")
+        if self._engine.scale is not None:
+            raise StepError("fp16 cannot skip an overflow in the midst of a closure", do="use precision bf16 or fp32")
         entry = self._trained[0]
 
         def evaluate() -> float:
@@ -237,7 +256,7 @@ class Turn:
             self._finish()
             divisor = self._divisor()
             self.grad_norm = self._clip(entry, divisor)
-            return float(self._loss)
+            return float(self.loss)
 
         entry.optimizer.step(evaluate)
         self._engine.after_update(self._trained)

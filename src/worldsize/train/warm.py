@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from worldsize.checkpoint import weights
 from worldsize.errors import CheckpointError
+from worldsize.runtime.sharded import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,9 @@ def _copy(name: str, live: Tensor, whole: Tensor) -> None:
         raise CheckpointError(
             f"{name}: shapes differ", found=f"model {tuple(live.shape)}, weights {tuple(whole.shape)}"
         )
-    if isinstance(live, DTensor):
+    if is_sharded(live):
+        from torch.distributed.tensor import distribute_tensor
+
         whole = distribute_tensor(
             whole.to(device=live.device, dtype=live.dtype), live.device_mesh, live.placements, src_data_rank=None
         )

@@ -1,4 +1,4 @@
-"""Room: keys. Turns (seed, words) into one 64-bit number; knows nothing of what is drawn from it."""
+"""Room: keys. Turns (seed, words) into one 64-bit number; knows nothing of what is drawn from it. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ def key(seed: int, *words: int | str) -> int:
     independent (BLAKE2b, RFC 7693). About 2 µs. Whole numbers of any type count by their value.
     """
     plain = [word if type(word) is int or type(word) is str else _plain(word) for word in (seed, *words)]
-    return int.from_bytes(blake2b(ascii(plain).encode(), digest_size=8).digest(), "little")
+    return number(ascii(plain))
+
+
+def number(text: str) -> int:
+    """A number in [0, 2**64) for a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _plain(word: int | str) -> int | str:

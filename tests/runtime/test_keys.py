@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.data.keys import key
+from worldsize.runtime.keys import key, number
 
 words = st.lists(st.one_of(st.integers(), st.text(max_size=8)), max_size=4)
 
@@ -21,9 +21,14 @@ def test_keys_are_the_same_for_ever() -> None:
     assert key(7, "größe\n", -1) == 9358899897216997019
 
 
+def test_numbers_of_texts_are_the_same_for_ever() -> None:
+    """The first weights of models that are filled module by module rely on them."""
+    assert number("7 blocks.0") == 1734556054612128682
+
+
 def test_keys_are_the_same_in_another_process() -> None:
     """Hash randomisation of the interpreter does not reach keys."""
-    code = "from worldsize.data.keys import key; print(key(3, 'sample', 4, 5))"
+    code = "from worldsize.runtime.keys import key; print(key(3, 'sample', 4, 5))"
     for hashseed in ("1", "2"):
         out = subprocess.check_output([sys.executable, "-c", code], env={"PYTHONHASHSEED": hashseed})
         assert int(out) == key(3, "sample", 4, 5)
@@ -36,10 +41,10 @@ def test_different_words_give_different_keys(one: list[int | str], other: list[i
 
 
 @given(st.integers(0, 2**62))
-def test_whole_numbers_count_by_value(number: int) -> None:
+def test_whole_numbers_count_by_value(value: int) -> None:
     """A numpy integer is the same word as the Python integer of its value."""
-    assert key(1, np.int64(number)) == key(1, number)  # type: ignore[arg-type]
-    assert 0 <= key(1, number) < 2**64
+    assert key(1, np.int64(value)) == key(1, value)  # type: ignore[arg-type]
+    assert 0 <= key(1, value) < 2**64
 
 
 def test_bits_of_keys_are_balanced() -> None:

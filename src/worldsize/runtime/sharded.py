@@ -1,0 +1,29 @@
+"""Room: whether a tensor is sharded over ranks (a DTensor), asked without loading what shards tensors.
+
+Loading torch's DTensor and its checkpoints takes as long as half of torch. Where nobody has loaded it, no tensor is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_sharded(value: object) -> TypeIs[DTensor]:
+    """Whether `value` is a DTensor."""
+    # A module that another thread is loading right now has made no tensor yet.
+    kind = getattr(sys.modules.get(_MODULE), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor; the tensor itself where it is not sharded."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
