@@ -50,10 +50,10 @@ def recovery(command: Callable[..., list[str]], kill_at: int) -> float | str:
                     limit.cancel()
         limit.cancel()
         errors.seek(0)
-        told = f"{' '.join(words)} ended with {process.returncode}\n{errors.read()[-6000:]}"
+        said = f"{' '.join(words)} ended with {process.returncode}\n{errors.read()[-6000:]}"
     if killed is None or (took is not None and process.returncode):
-        raise RuntimeError(told)
-    return told if took is None else took
+        raise RuntimeError(said)
+    return said if took is None else took
 
 
 def ours_recovered(command: Callable[..., list[str]], kill_at: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
@@ -553,3 +554,23 @@ def test_synchronised_normalisation_with_an_idle_rank_is_refused(tmp_path: Path)
     """Before the first step, where it would hang in the last one of an epoch."""
     with pytest.raises(LayoutError, match="last step of an epoch leaves ranks idle"):
         pool(3).run(synchronised, tmp_path)
+
+
+def _two_runs(folder: Path) -> int:
+    """How many runs are still there after two that were closed."""
+    for number in range(2):
+        run = ws.Run(folder / str(number), global_batch=4, micro_batch=4, duration="1st")
+        model = run.model(lambda: nn.Linear(2, 1))
+        run.optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), model)
+        for step in run.steps(torch.utils.data.TensorDataset(torch.randn(4, 2))):
+            for (x,) in step.micro_batches:
+                step.backward(model(x).flatten())
+            step.update()
+        del run, model, step
+    gc.collect()
+    return sum(type(each) is ws.Run for each in gc.get_objects())
+
+
+def test_a_run_that_is_over_is_held_by_nobody(tmp_path: Path) -> None:
+    """Its weights and process groups go with it: a notebook makes many runs in one process."""
+    assert pool(1).run(_two_runs, tmp_path) == [0]

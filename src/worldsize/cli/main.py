@@ -12,10 +12,17 @@ from worldsize.errors import WorldsizeError
 
 COMMANDS = {
     "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
+    "jobs": ("worldsize.cli.jobs", "List what waits and runs on Slurm."),
+    "status": ("worldsize.cli.status", "Show the state of Slurm jobs, and who says so."),
+    "why": ("worldsize.cli.why", "Say why a Slurm job waits or has ended, and what to do."),
+    "nodes": ("worldsize.cli.nodes", "Show the Slurm cluster: what is free, what is out, and why."),
     "verify": ("worldsize.cli.verify", "Prove that a program resumes exactly, and trains alike on every layout."),
     "checkpoint": ("worldsize.cli.checkpoint", "Look at checkpoints, verify them, import weights."),
 }
 """Name -> the module whose `command` it is, and its line in `worldsize --help`."""
+
+INSIDE = {"node": "worldsize.cli.node"}
+"""What only our own scripts call: name -> module."""
 
 
 class Commands(click.Group):
@@ -28,9 +35,10 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand, imported."""
-        if cmd_name not in COMMANDS:
+        module = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else INSIDE.get(cmd_name)
+        if module is None:
             return None
-        command = import_module(COMMANDS[cmd_name][0]).command
+        command = import_module(module).command
         assert isinstance(command, click.Command), ctx.command_path
         return command
 

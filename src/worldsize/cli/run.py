@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from worldsize.cli.words import OursFirst
 from worldsize.errors import ConfigError
 from worldsize.launch import env, local, program
 from worldsize.launch.plan import Plan, seconds
@@ -49,43 +50,6 @@ class _Seconds(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class _Run(click.Command):
-    """Finds out which arguments are ours, whichever side of the script they stand on."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Bring options that stand between the script and a `--` before the script."""
-        return super().parse_args(ctx, self._ours_first(ctx, args))
-
-    def _ours_first(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = self._words(ctx, args)
-        before = args[: len(args) - len(words)]
-        if "--" in before[-1:] or "--" not in words[1:]:
-            return args
-        cut = words.index("--", 1)
-        script, between, own = words[0], words[1:cut], words[cut + 1 :]
-        strange = self._not_ours(ctx, between)
-        if strange:
-            raise click.UsageError(
-                f"between the script and `--` may stand only options of `worldsize run`, not {strange!r}: if the "
-                f"`--` is the program's, write `worldsize run ... -- {script} ...`",
-                ctx,
-            )
-        return [*before, *between, "--", script, *own]
-
-    def _not_ours(self, ctx: click.Context, between: list[str]) -> str | None:
-        """The first word that is no option of ours."""
-        try:
-            return next(iter(self._words(ctx, between)), None)
-        except click.NoSuchOption as error:
-            return error.option_name
-
-    def _words(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What is left when the options at the front are taken."""
-        found, _, _ = self.make_parser(ctx).parse_args(list(args))
-        words = found.get("words")
-        return list(words) if isinstance(words, list | tuple) else []
-
-
 _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option(
         "-n", "--nproc-per-node", default="1", metavar="N|auto|gpu|cpu", show_default=True, help="Ranks here."
@@ -110,7 +74,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         "--spare/--no-spare",
         default=True,
         show_default=True,
-        help="With --max-restarts: an idle interpreter per rank with torch loaded, unless SCRIPT sets variables; 0.3 GB each.",
+        help="With --max-restarts: an idle interpreter that ranks are forked from, unless SCRIPT sets variables; 0.3 GB.",
     ),
     click.option("--nnodes", default="1", show_default=True, help="Machines."),
     click.option("--node-rank", type=click.IntRange(0), help="This machine's number."),
@@ -123,6 +87,9 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option("--master-addr", help="As --rdzv-endpoint, with --master-port."),
     click.option("--master-port", type=click.IntRange(1, 65535), help="On one machine: the port of rank 0's store."),
     click.option("--standalone", is_flag=True, help="One machine: the default."),
+    click.option(
+        "--one-console", is_flag=True, help="All machines write to one console: only the first says the end."
+    ),
     click.option("--role", default="default", hidden=True),
     click.option("--monitor-interval", hidden=True, expose_value=False),
     click.option("-r", "--redirects", hidden=True, expose_value=False),
@@ -136,7 +103,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.command(cls=_Run, help=_HELP, context_settings={"allow_interspersed_args": False})
+@click.command(cls=OursFirst, help=_HELP, context_settings={"allow_interspersed_args": False})
 @_with_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT [ARGS]...")
 def command(words: tuple[str, ...], **options: Any) -> None:
@@ -171,7 +138,17 @@ def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
     )
 
 
-_AS_THEY_ARE = ("role", "max_restarts", "restart_delay", "spare", "grace", "peer_grace", "rdzv_timeout", "log_dir")
+_AS_THEY_ARE = (
+    "one_console",
+    "role",
+    "max_restarts",
+    "restart_delay",
+    "spare",
+    "grace",
+    "peer_grace",
+    "rdzv_timeout",
+    "log_dir",
+)
 
 
 def _for_ranks(options: dict[str, Any]) -> dict[str, str]:

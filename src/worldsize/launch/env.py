@@ -38,6 +38,11 @@ def become(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
+def without_ranks(base: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what speaks of another launcher's ranks."""
+    return {name: value for name, value in base.items() if name.startswith(_KEPT) or not name.startswith(_HIDDEN)}
+
+
 def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int, folder: Path) -> dict[str, str]:
     """Everything that rank `share.first_rank + local_rank` finds in its environment.
 
@@ -48,7 +53,7 @@ def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int,
         local_rank: the rank on this node.
         folder: where the logs of this attempt are.
     """
-    env = {name: value for name, value in base.items() if name.startswith(_KEPT) or not name.startswith(_HIDDEN)}
+    env = without_ranks(base)
     threads = threads_per_rank(base, len(os.sched_getaffinity(0)), share.nproc)
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

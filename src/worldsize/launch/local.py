@@ -33,7 +33,7 @@ def run(plan: Plan, sink: Sink | None = None) -> int:
     Raises:
         LaunchError: the program cannot be started, a port is taken, or the nodes do not meet.
     """
-    return supervise(plan, sink).code
+    return supervise(plan, sink, say=not plan.one_console or plan.node == 0).code
 
 
 def supervise(plan: Plan, sink: Sink | None = None, *, say: bool = True) -> Verdict:

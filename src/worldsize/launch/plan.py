@@ -44,7 +44,7 @@ class Plan:
     max_restarts: int = 0
     restart_delay: float = 0.0
     spare: bool = True
-    """Keep interpreters ready for the next attempt, where there may be one."""
+    """Keep an interpreter ready for the next attempt, where there may be one."""
     grace: float = 30.0
     """Seconds between a stop signal and SIGKILL."""
     peer_grace: float = 5.0
@@ -52,6 +52,8 @@ class Plan:
     rdzv_timeout: float = 600.0
     log_dir: Path | None = None
     """Where `attempts/<n>/rank-<k>.log` are kept; None: a temporary folder, removed after success."""
+    one_console: bool = False
+    """All nodes write to one console: only node 0 says there how it ended."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further variables for the ranks."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _BITS = 8
 _WORD = 8
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is made by mkstemp
-_SPINS = 50
+_SPINS = 10
 _PATIENT = 1.0
 """Seconds after which a rank that waits looks whether the others are still there."""
 
@@ -80,9 +80,10 @@ class Board:
             word = self._words[place]
             if word >> _BITS == asked:
                 return word
-            # The others come within microseconds, or are at work for as long as a step takes.
-            time.sleep(0 if turn < _SPINS else 5e-5)
             waited = time.monotonic() - began
+            # The others come within microseconds, or are at work for as long as a step takes: on a host with fewer
+            # cores than ranks they need the one that looking often would use.
+            time.sleep(0 if turn < _SPINS else min(max(waited / 8, 5e-5), 5e-3))
             if waited > look:
                 look += _PATIENT
                 self._refuse_absent(place % self._size, waited)

@@ -107,6 +107,24 @@ def addresses(name: str) -> list[str]:
         return []
 
 
+def address_of(interface: str) -> str:
+    """The first address of an interface of this host. Raises WorldError where it has none."""
+    for address, name in _interfaces().items():
+        if name == interface:
+            return address
+    raise WorldError(
+        f"interface {interface} has no address on {socket.gethostname()}",
+        found=", ".join(sorted(set(_interfaces().values()))) or "no interface but loopback",
+        do="name one of these in the site profile",
+    )
+
+
+def outward_address() -> str | None:
+    """The own address from which packets to other hosts leave, None where there is no such route."""
+    sources = map(_source_towards, _OUTSIDE.values())
+    return next((source for source in sources if source is not None and not is_loopback(source)), None)
+
+
 def reachable(host: str, port: int, timeout: float) -> bool:
     """Whether somebody accepts a TCP connection there within `timeout` seconds; tries again until then."""
     end = time.monotonic() + timeout

@@ -4,7 +4,8 @@ SIGTERM and SIGUSR1 are what schedulers send before they take the machine away; 
 whose second press ends the program at once.
 
 Before there is a Run nothing can be lost, so a stop ends the process at once, as it ends any program; but a program of
-ours leaves with code 75, which says that it may be started again. Only under our own launcher, which asks all ranks.
+ours leaves with code 75, which says that it may be started again. Only under our own launcher and in our own jobs,
+which ask all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from worldsize.errors import EXIT_STOPPED
-from worldsize.runtime import env
+from worldsize.runtime import env, exits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ def install() -> None:
 def expect() -> None:
     """This program is about to make a Run: until it has one, a stop leaves with code 75.
 
-    Does nothing outside the main thread or our launcher, nor to a signal that the program treats in its own way.
+    Does nothing outside the main thread or our launcher and jobs, nor to a signal that the program treats in its own way.
     """
     if _installed or not _launched() or threading.current_thread() is not threading.main_thread():
         return
@@ -95,10 +96,11 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _launched() -> bool:
-    return env.read().get(env.SWITCH) == "worldsize"
+    return env.read().get(env.SWITCH) == "worldsize" or exits.expected()
 
 
 def _leave(_number: int = 0, _frame: FrameType | None = None) -> None:
+    exits.stopped(0)
     os._exit(EXIT_STOPPED)
 
 

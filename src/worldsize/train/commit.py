@@ -30,6 +30,7 @@ class Committer:
 
     Attributes:
         announce: tells the launcher about a committed checkpoint.
+        stopped: tells the batch script that the training stopped on request at a step.
         resumed_at: the step of the checkpoint that this attempt began from, or -1.
     """
 
@@ -41,6 +42,7 @@ class Committer:
     tracker: Tracker
     screen: Progress
     announce: Callable[[Path, int], None]
+    stopped: Callable[[int], None]
     resumed_at: int
     exact: bool | str = True
     since: float = field(default_factory=time.monotonic)

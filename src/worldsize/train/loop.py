@@ -145,6 +145,7 @@ class Loop:
         self.recorder.flush(self.engine.comm)
         if self.at.step > 0:
             self.committer.commit(self.at, last=True)
+        self.committer.stopped(self.at.step)
         self.tracker.event("stop", step=self.at.step, reason=reason)
         self.screen.say(f"worldsize: stopped at step {self.at.step} ({reason}); start again to go on")
         self.close()

@@ -337,6 +337,8 @@ class Run:
             loop.tracker.close()
         self._evaluator.close()
         on_one(self._engine.comm, self._owner.release, None)
+        # Else the interpreter would hold the run, its weights and its process groups to the end.
+        atexit.unregister(self._at_exit)
 
     def _know(self, data: Any) -> None:
         self._settings, self._data, self._cut = start.plan(self._engine, self._settings, data)

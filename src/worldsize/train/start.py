@@ -18,7 +18,7 @@ from worldsize.data.batch import BatchPlan, deal, total_steps
 from worldsize.data.loader import Loader
 from worldsize.data.sources import adopt
 from worldsize.errors import CheckpointError, DataError, LayoutError
-from worldsize.runtime import report
+from worldsize.runtime import exits, report
 from worldsize.runtime.comm import decide, on_one
 from worldsize.track.base import Nothing, Tracker
 from worldsize.track.jsonl import JsonLines
@@ -139,6 +139,7 @@ def begin(
     committer = Committer(
         engine, kept, settings.saving, loader, checkpointer, tracker, screen,
         announce=on_one(comm, lambda: report.committed, _nobody),
+        stopped=on_one(comm, lambda: exits.stopped, _nothing),
         resumed_at=-1 if at.tail else at.step or -1,
         exact="own-generator" if "own-generator" in settings.accept else True,
     )  # fmt: skip
@@ -211,6 +212,10 @@ def position(cut: BatchPlan, at: state.Progress) -> int:
 
 def _nobody(_path: Path, _step: int) -> None:
     """Another process announces."""
+
+
+def _nothing(_step: int) -> None:
+    """Another process says it."""
 
 
 def steps_in(settings: Settings, cut: BatchPlan) -> int:

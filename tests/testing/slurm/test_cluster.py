@@ -129,6 +129,7 @@ def test_the_controller_may_die_too(slurm: Cluster) -> None:
     number = submit(slurm, script="sleep 100")
     wait(slurm, number, lambda state, _: state == "RUNNING")
     now = time.time()
+    slurm.run(["scontrol", "update", f"jobid={number}", "comment=saved"])
     saved = slurm.folder / "state" / "job_state"
     assert until(lambda: saved.exists() and saved.stat().st_mtime > now, 20.0)
     slurm.kill("ctl")

@@ -187,9 +187,12 @@ class Cluster:
         self._grounds.kill(self._known(name))
 
     def start(self, name: str) -> None:
-        """Bring a killed node back, or the controller."""
+        """Bring a killed node back, or the controller. Jobs that Slurm still believes to be on the node start again."""
         if self._grounds.alive(self._known(name)):
             raise ConfigError(f"{name} is running", do=f"nothing, or kill it first: kill-node {name}")
+        if name != CONTROLLER and self.alive(CONTROLLER):
+            # Slurm tells a reboot by the time since boot, which is that of this machine: it would wait for lost jobs.
+            self._update(name, "down")
         self._grounds.boot(self.site, (name,))
         if name == CONTROLLER:
             self._start_controller()
@@ -280,9 +283,6 @@ class Cluster:
             if self._answers(name):
                 return
             self.kill(name)
-        if name != CONTROLLER:
-            # Else Slurm may wait a minute for jobs that ended without it.
-            self._update(name, "down")
         self.start(name)
 
     def _answers(self, name: str) -> bool:

@@ -1,0 +1,42 @@
+"""Room: which words of a command line are ours and which the program's. They stand on either side of the script."""
+
+from __future__ import annotations
+
+import click
+
+
+class OursFirst(click.Command):
+    """Finds out which arguments are ours, whichever side of the script they stand on."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Bring options that stand between the script and a `--` before the script."""
+        return super().parse_args(ctx, self._ours_first(ctx, args))
+
+    def _ours_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = self._words(ctx, args)
+        before = args[: len(args) - len(words)]
+        if "--" in before[-1:] or "--" not in words[1:]:
+            return args
+        cut = words.index("--", 1)
+        script, between, own = words[0], words[1:cut], words[cut + 1 :]
+        strange = self._not_ours(ctx, between)
+        if strange:
+            raise click.UsageError(
+                f"between the script and `--` may stand only options of `{ctx.command_path}`, not {strange!r}: if the "
+                f"`--` is the program's, write `{ctx.command_path} ... -- {script} ...`",
+                ctx,
+            )
+        return [*before, *between, "--", script, *own]
+
+    def _not_ours(self, ctx: click.Context, between: list[str]) -> str | None:
+        """The first word that is no option of ours."""
+        try:
+            return next(iter(self._words(ctx, between)), None)
+        except click.NoSuchOption as error:
+            return error.option_name
+
+    def _words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What is left when the options at the front are taken."""
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        words = found.get("words")
+        return list(words) if isinstance(words, list | tuple) else []

@@ -1,0 +1,30 @@
+"""Room: the exit record: how the ranks ended, in a file for the script that started them. No torch.
+
+Launchers flatten exit codes (torchrun makes 1 of every failure), so a batch script cannot know from the code whether
+the training stopped on request. One line: `stopped <step>`; the newest file of an attempt decides.
+"""
+
+from __future__ import annotations
+
+import os
+
+from worldsize.runtime import env
+
+EXIT_FILE = "WORLDSIZE_EXIT_FILE"
+
+
+def expected() -> bool:
+    """Whether somebody will look for the record."""
+    return bool(env.read().get(EXIT_FILE))
+
+
+def stopped(step: int) -> None:
+    """Everything up to `step` is committed, and the processes end because they were asked to. Safe in a handler."""
+    target = env.read().get(EXIT_FILE)
+    if not target:
+        return
+    descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"stopped {step}\n".encode())
+    finally:
+        os.close(descriptor)
