@@ -12,6 +12,7 @@ from worldsize.errors import WorldsizeError
 
 COMMANDS = {
     "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
+    "submit": ("worldsize.cli.submit", "Hand a training over to Slurm; show or keep its script."),
     "jobs": ("worldsize.cli.jobs", "List what waits and runs on Slurm."),
     "status": ("worldsize.cli.status", "Show the state of Slurm jobs, and who says so."),
     "why": ("worldsize.cli.why", "Say why a Slurm job waits or has ended, and what to do."),

@@ -109,7 +109,7 @@ class JobSpec(Given):
     """The argv of the training: a script, or -m and a module, and its arguments."""
     launcher: Annotated[Launcher, by(fields.choice, *_LAUNCHERS)] = "worldsize"
     """What starts the ranks."""
-    command: Annotated[str | None, by(fields.text)] = None
+    command: Annotated[str | None, by(fields.bare)] = None
     """A command line that runs on every node before the program's words (launcher template or accelerate); in it
     {num_processes}, {num_machines}, {machine_rank}, {main_process_ip} and {main_process_port} are filled in there."""
     nproc_per_node: Positive = None

@@ -1,0 +1,73 @@
+"""Room: options of a command made from the fields of a model: one typed definition for Python, YAML and the shell."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import TYPE_CHECKING, Any, Union
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from pydantic import BaseModel
+
+Decorator = typing.Callable[["Callable[..., None]"], "Callable[..., None]"]
+
+
+def from_model(
+    model: type[BaseModel], *, leave_out: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command an option for each field; what was not given comes as None or ().
+
+    Fields that are mappings take NAME=VALUE, several times; tuples take one value each time. Values are text here: the
+    model says what they mean, and refuses what it cannot read.
+    """
+    made = [_option(name, field) for name, field in model.model_fields.items() if name not in leave_out]
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(made):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, with NAME=VALUE pairs as mappings."""
+    return {name: value for name, value in options.items() if value is not None and value != ()}
+
+
+def pairs(values: tuple[str, ...], name: str) -> dict[str, str]:
+    """NAME=VALUE words as a mapping. Raises click.BadParameter on another word."""
+    wrong = next((word for word in values if "=" not in word), None)
+    if wrong is not None:
+        raise click.BadParameter(f"{wrong!r} is not NAME=VALUE", param_hint=f"--{name}")
+    return {word.partition("=")[0]: word.partition("=")[2] for word in values}
+
+
+def _option(name: str, field: Any) -> Any:
+    flag, kind = f"--{name.replace('_', '-')}", _kind(field.annotation)
+    told = (field.description or "").split("\n", 1)[0]
+    if kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=told)
+    if kind is dict:
+        return click.option(flag, name, multiple=True, metavar="NAME=VALUE", help=told)
+    return click.option(flag, name, multiple=kind is tuple, metavar=_metavar(kind), help=told)
+
+
+def _kind(annotation: Any) -> Any:
+    origin = typing.get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        kinds = [_kind(part) for part in typing.get_args(annotation) if part is not type(None)]
+        return kinds[0]
+    if origin is typing.Annotated:
+        return _kind(typing.get_args(annotation)[0])
+    if origin is not None and isinstance(origin, type):
+        return dict if issubclass(origin, typing.Mapping) else tuple if issubclass(origin, tuple) else str
+    return annotation if annotation in (bool, int) else str
+
+
+def _metavar(kind: Any) -> str:
+    return "N" if kind is int else "TEXT"

@@ -1,0 +1,153 @@
+"""The batch script: what sbatch reads, what bash does with it, and what reaches the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldsize.errors import ConfigError
+from worldsize.launch import shell
+from worldsize.launch.profile import Profile
+from worldsize.launch.slurm.script import Where, directives, script
+from worldsize.launch.spec import JobSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASH = shutil.which("bash") or "bash"
+SITE = Profile()
+PLACE = Where(PurePosixPath("/runs/job 'x"), "/venv/bin/python")
+WORD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+def spec(**asked: Any) -> JobSpec:
+    """A small job."""
+    return JobSpec.of({"program": ("train.py",), "nodes": 2, "chdir": "/home", **asked})
+
+
+def lines(**asked: Any) -> list[str]:
+    """The directives of a small job."""
+    return directives(spec(**asked), SITE, PLACE)
+
+
+@given(st.lists(WORD, max_size=4), WORD.filter(lambda word: word.strip() and "\n" not in word and "\r" not in word))
+def test_any_script_is_one_that_bash_accepts(words: list[str], comment: str) -> None:
+    """Whatever stands in arguments and names."""
+    try:
+        job = spec(program=("train.py", *words), comment=comment)
+    except ConfigError:
+        return  # control characters in a comment are refused
+    done = shell.call([BASH, "-n"], {}, text=script(job, SITE, PLACE), timeout=20)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_log_is_appended_to() -> None:
+    """A requeued job keeps what its first attempt said (B031)."""
+    assert "#SBATCH --open-mode=append" in lines()
+
+
+@pytest.mark.parametrize(("asked", "line"), [(True, "--requeue"), (False, "--no-requeue"), (None, "--requeue")])
+def test_requeue_is_always_said(asked: bool | None, line: str) -> None:
+    """A site's default decides nothing; where the spec is silent, the profile does."""
+    assert f"#SBATCH {line}" in lines(requeue=asked)
+
+
+def test_all_of_a_nodes_memory_is_sbatchs_zero() -> None:
+    """`all` is a word of ours."""
+    assert "#SBATCH --mem=0" in lines(mem="all")
+
+
+def test_what_a_profile_skips_is_not_rendered() -> None:
+    """A site may forbid a directive, and want others."""
+    site = Profile.of({"skip": ("open-mode",), "add": ("--gres-flags=enforce-binding",)})
+    found = directives(spec(), site, PLACE)
+    assert not any("open-mode" in line for line in found)
+    assert "#SBATCH --gres-flags=enforce-binding" in found
+
+
+def test_what_cannot_be_rendered_is_refused() -> None:
+    """A secret that is left out in silence would be missed at the first step."""
+    with pytest.raises(ConfigError, match="secrets"):
+        lines(secrets=("TOKEN",))
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Any:
+    """Run a job's script with a false srun and scontrol; returns exit code and what they were given."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+
+    def tool(name: str, body: str) -> None:
+        path = tools / name
+        path.write_text(f"#!{sys.executable}\nimport json, os, sys, time, signal\nfolder = {str(tmp_path)!r}\n{body}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def run(job: JobSpec, srun: str, **env: str) -> tuple[int, dict[str, list[Any]]]:
+        log = "open(os.path.join(folder, '{0}.log'), 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        tool("srun", log.format("srun") + srun)
+        tool("scontrol", log.format("scontrol"))
+        tool("sleep", "")
+        text = script(job, SITE, Where(tmp_path / "job", sys.executable))
+        (tmp_path / "script.sh").write_text(text, encoding="utf-8")
+        base = {"PATH": f"{tools}:{os.defpath}", "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2"}
+        names = {**base, "SLURM_JOB_NODELIST": "n[1-2]", **env}
+        code = shell.call([BASH, str(tmp_path / "script.sh")], names, timeout=60).code
+        logs = {path.stem: path.read_text().splitlines() for path in tmp_path.glob("*.log")}
+        return code, {name: [json.loads(line) for line in found] for name, found in logs.items()}
+
+    return run
+
+
+WORDS = ("", " ", "a b", "it's", "$HOME", "`x`", "*", "é漢", "--x=1 2", '"', "\\", "a\nb", "x" * 20_000)
+
+
+def test_arguments_reach_the_step_byte_for_byte(ran: Any) -> None:
+    """No shell on the way reads them (B026)."""
+    _, seen = ran(spec(program=("train.py", *WORDS)), "")
+    words = seen["srun"][0]
+    assert words[words.index("--") + 1 :] == ["train.py", *WORDS]
+
+
+def test_the_steps_exit_code_is_the_scripts(ran: Any) -> None:
+    """Jobs that depend on this one must see its failure (B038)."""
+    code, seen = ran(spec(), "sys.exit(3)")
+    assert code == 3
+    assert "scontrol" not in seen
+
+
+STOPPED = "open(os.environ['WORLDSIZE_EXIT_FILE'], 'w').write('stopped 12\\n'); sys.exit(1)"
+
+
+def test_a_stopped_member_of_an_array_requeues_itself_alone(ran: Any) -> None:
+    """By its own name: the number of the array would take all of them (B039)."""
+    _, seen = ran(spec(array="0-3"), STOPPED, SLURM_ARRAY_JOB_ID="12", SLURM_ARRAY_TASK_ID="2")
+    assert seen["scontrol"] == [["requeue", "12_2"]]
+
+
+def test_a_record_decides_and_not_the_code(ran: Any) -> None:
+    """Launchers make 1 of every code."""
+    code, seen = ran(spec(), STOPPED)
+    assert code == 1
+    assert seen["scontrol"] == [["requeue", "12"]]
+
+
+def test_a_stop_signal_reaches_the_step_and_its_end_is_waited_for(ran: Any) -> None:
+    """A batch shell that waits in the foreground would hear it too late (B041)."""
+    body = (
+        "done = []\nsignal.signal(signal.SIGUSR1, lambda *_: done.append(1))\nos.kill(os.getppid(), signal.SIGUSR1)\n"
+        "end = time.monotonic() + 20\n"
+        "while not done and time.monotonic() < end: time.sleep(0.01)\n"
+        "time.sleep(0.3)\nopen(os.environ['WORLDSIZE_EXIT_FILE'], 'w').write('stopped 7\\n')\nsys.exit(9 if done else 1)"
+    )
+    code, seen = ran(spec(), body)
+    assert code == 9
+    assert seen["scontrol"] == [["requeue", "12"]]
