@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from worldsize.cli import options
-from worldsize.cli.words import OursFirst
 from worldsize.launch import env, profile, yamlfile
 from worldsize.launch.slurm import submit as slurm
 from worldsize.launch.slurm.client import Client
@@ -20,16 +19,16 @@ _HELP = """Hand a training over to Slurm: SCRIPT on every rank of its nodes.
     worldsize submit train.py --nodes 2 --gpus-per-node 4 --time 2:00:00 -- --lr 3e-4
     worldsize submit -c job.yaml --preview
 
-Options are sbatch's where it has them, and stand on either side of SCRIPT; after a `--` everything is the program's.
+Options are sbatch's where it has them, and stand on either side of SCRIPT; only what follows a `--` is the program's.
 A file given with -c has the same names; options win over it. --preview shows the script, --save keeps it, and either
 alone submits nothing unless --submit is given too.
 """
 _NOT_OPTIONS = ("program", "env", "pass_env", "secrets", "dependency", "extra")
 
 
-@click.command(cls=OursFirst, help=_HELP, context_settings={"allow_interspersed_args": False})
+@click.command(help=_HELP)
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="A YAML file with the same names.")
-@click.option("--profile", "site", type=click.Path(path_type=Path), help="The site profile; see docs/slurm.md.")
+@click.option("--profile", "site", type=click.Path(path_type=Path), help="The site profile, in YAML; else $WORLDSIZE_PROFILE, or the one under ~/.config/worldsize.")
 @click.option("--preview", is_flag=True, help="Print the script.")
 @click.option("--save", type=click.Path(path_type=Path), help="Keep the script in this file.")
 @click.option(

@@ -169,22 +169,23 @@ class Client:
         """Hand a job over: `argv` is what follows `sbatch`, `script` what it reads where no file is named.
 
         Raises:
-            LaunchError: it was refused, or answered with no id.
+            NotStartedError: it was refused.
+            LaunchError: sbatch answered with no id.
         """
         done = self._run(["sbatch", *self._clusters(), "--parsable", *argv], script=script, cwd=cwd)
         if done.code:
-            raise _refused(done)
+            raise _refused(done, NotStartedError)
         return parse_submitted(done.out, done.err)
 
     def test(self, argv: Sequence[str], *, script: str = "", cwd: Path | None = None) -> str:
         """What sbatch says of a job that it is not given: when it would start.
 
         Raises:
-            LaunchError: it would be refused.
+            NotStartedError: it would be refused.
         """
         done = self._run(["sbatch", *self._clusters(), "--test-only", *argv], script=script, cwd=cwd)
         if done.code:
-            raise _refused(done)
+            raise _refused(done, NotStartedError)
         return (done.err or done.out).strip()
 
     def cancel(
@@ -284,11 +285,11 @@ def parse_submitted(out: str, notes: str = "") -> Submitted:
     return Submitted(found["job"], found["a"] or found["b"], notes.strip())
 
 
-def _refused(done: Done) -> LaunchError:
+def _refused(done: Done, kind: type[LaunchError] = LaunchError) -> LaunchError:
     said = " ".join((done.err.strip() or done.out.strip()).split())
     advice = next((do for pattern, do in _ADVICE if pattern.search(said)), None)
     what = "cannot reach Slurm" if _UNREACHABLE.search(said) else f"was refused (exit code {done.code})"
-    return LaunchError(f"{done.argv[0]} {what}", found=said.rstrip(".") or "no word from it", do=advice)
+    return kind(f"{done.argv[0]} {what}", found=said.rstrip(".") or "no word from it", do=advice)
 
 
 def _said(command: str, error: LaunchError) -> str:
