@@ -28,7 +28,12 @@ _NOT_OPTIONS = ("program", "env", "pass_env", "secrets", "dependency", "extra")
 
 @click.command(help=_HELP)
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="A YAML file with the same names.")
-@click.option("--profile", "site", type=click.Path(path_type=Path), help="The site profile (YAML) instead of $WORLDSIZE_PROFILE.")
+@click.option(
+    "--profile",
+    "site",
+    type=click.Path(path_type=Path),
+    help="The site profile (YAML) instead of $WORLDSIZE_PROFILE.",
+)
 @click.option("--preview", is_flag=True, help="Print the script.")
 @click.option("--save", type=click.Path(path_type=Path), help="Keep the script in this file.")
 @click.option(
