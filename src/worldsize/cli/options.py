@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-Decorator = typing.Callable[["Callable[..., None]"], "Callable[..., None]"]
-
 
 def from_model(
     model: type[BaseModel], *, leave_out: Collection[str] = ()

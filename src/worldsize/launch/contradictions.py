@@ -8,13 +8,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from worldsize.launch.given import refuse
+from worldsize.launch.slurm.ways import PLACES
 from worldsize.runtime.hostlist import expand
 
 if TYPE_CHECKING:
     from worldsize.launch.spec import JobSpec
 
-PLACES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
-"""What a command may name in braces; each node fills in its own."""
 TEMPLATED = ("template", "accelerate")
 
 _ALSO = {"no_requeue": "requeue", "signal": "signal_lead", "ntasks": "nodes and ntasks_per_node"}

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -50,6 +51,8 @@ class Board:
         if os.fstat(self._file).st_size != _bytes(size):
             os.close(self._file)
             raise OSError(f"{path} is not the page")
+        # A process may be in many worlds one after another.
+        weakref.finalize(self, os.close, self._file)
         self._words = memoryview(mmap.mmap(self._file, _bytes(size))).cast("Q")
         # Held by the kernel until this process ends, in whatever way: how the others know that it did.
         fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)

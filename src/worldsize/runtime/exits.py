@@ -1,4 +1,4 @@
-"""Room: the exit record: how the ranks ended, in a file for the script that started them. No torch.
+"""Room: lines that ranks leave in files for whoever started them, the exit record among them. No torch.
 
 Launchers flatten exit codes (torchrun makes 1 of every failure), so a batch script cannot know from the code whether
 the training stopped on request. One line: `stopped <step>`; the newest file of an attempt decides.
@@ -20,11 +20,16 @@ def expected() -> bool:
 
 def stopped(step: int) -> None:
     """Everything up to `step` is committed, and the processes end because they were asked to. Safe in a handler."""
-    target = env.read().get(EXIT_FILE)
+    append(EXIT_FILE, f"stopped {step}\n")
+
+
+def append(name: str, line: str) -> None:
+    """Add a line to the file that variable `name` names; nothing where it is not set."""
+    target = env.read().get(name)
     if not target:
         return
     descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, f"stopped {step}\n".encode())
+        os.write(descriptor, os.fsencode(line))
     finally:
         os.close(descriptor)

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from worldsize.errors import ConfigError
-from worldsize.runtime import env, signals
+from worldsize.runtime import exits, signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,7 @@ def committed(path: str | os.PathLike[str], step: int) -> None:
     text = os.fspath(path)
     if step < 0 or "\n" in text:
         raise ConfigError("a commit is a step of at least 0 and a path of one line", found=f"{step} {text!r}")
-    target = env.read().get(COMMIT_FILE)
-    if target:
-        _append(target, f"{step} {text}\n")
+    exits.append(COMMIT_FILE, f"{step} {text}\n")
 
 
 def newest_commit(path: Path) -> int | None:
@@ -52,11 +50,3 @@ def stop_requested() -> bool:
     """
     signals.install()
     return signals.received() is not None
-
-
-def _append(target: str, line: str) -> None:
-    descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(descriptor, os.fsencode(line))
-    finally:
-        os.close(descriptor)

@@ -30,7 +30,6 @@ from worldsize.train.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from worldsize.data.making import Count
     from worldsize.data.sources import Source
@@ -139,7 +138,7 @@ def begin(
     committer = Committer(
         engine, kept, settings.saving, loader, checkpointer, tracker, screen,
         announce=on_one(comm, lambda: report.committed, _nobody),
-        stopped=on_one(comm, lambda: exits.stopped, _nothing),
+        stopped=on_one(comm, lambda: exits.stopped, _nobody),
         resumed_at=-1 if at.tail else at.step or -1,
         exact="own-generator" if "own-generator" in settings.accept else True,
     )  # fmt: skip
@@ -210,12 +209,8 @@ def position(cut: BatchPlan, at: state.Progress) -> int:
     return low
 
 
-def _nobody(_path: Path, _step: int) -> None:
+def _nobody(*_: object) -> None:
     """Another process announces."""
-
-
-def _nothing(_step: int) -> None:
-    """Another process says it."""
 
 
 def steps_in(settings: Settings, cut: BatchPlan) -> int:

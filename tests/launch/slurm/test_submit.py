@@ -35,26 +35,21 @@ sys.exit(75 if first else 0)
 """
 
 
+def submit(slurm: Cluster | None, folder: Path, program: str, *words: str) -> shell.Done:
+    """Call `worldsize submit` for a program in this folder, from an environment that a job around it has marked."""
+    (folder / "train.py").write_text(program, encoding="utf-8")
+    env = {"PATH": "/nowhere"} if slurm is None else {**slurm.env, "SLURM_NTASKS": "7"}
+    argv = [sys.executable, "-m", "worldsize", "submit", "train.py", "--job-dir", str(folder / "job"), *words]
+    return shell.call(argv, {**env, "HOME": str(folder)}, timeout=60, cwd=folder)
+
+
 def submitted(
     slurm: Cluster, tmp_path: Path, program: str, *options: str, words: tuple[str, ...] = ()
 ) -> tuple[str, Path]:
     """Hand a program over by the command; its id and folder."""
-    (tmp_path / "train.py").write_text(program, encoding="utf-8")
     (tmp_path / "seen").mkdir()
-    variables = {**slurm.env, "HOME": str(tmp_path), "SLURM_NTASKS": "7"}
-    argv = [
-        sys.executable,
-        "-m",
-        "worldsize",
-        "submit",
-        "train.py",
-        "--job-dir",
-        str(tmp_path / "job"),
-        "--chdir",
-        str(tmp_path),
-    ]
-    argv += ["--env", f"SEEN={tmp_path / 'seen'}", *options, "--", *words]
-    done = shell.call(argv, variables, timeout=60, cwd=tmp_path)
+    places = ("--chdir", str(tmp_path), "--env", f"SEEN={tmp_path / 'seen'}")
+    done = submit(slurm, tmp_path, program, *places, *options, "--", *words)
     assert done.code == 0, done.err
     return done.out.strip(), tmp_path / "job"
 
@@ -109,19 +104,7 @@ def test_a_job_that_stopped_on_request_comes_back_under_its_id(slurm: Cluster, t
 
 def test_nothing_is_left_of_a_job_that_slurm_refuses(slurm: Cluster, tmp_path: Path) -> None:
     """One line says why."""
-    (tmp_path / "train.py").write_text("")
-    argv = [
-        sys.executable,
-        "-m",
-        "worldsize",
-        "submit",
-        "train.py",
-        "--job-dir",
-        str(tmp_path / "job"),
-        "--partition",
-        "nowhere",
-    ]
-    done = shell.call(argv, {**slurm.env, "HOME": str(tmp_path)}, timeout=60, cwd=tmp_path)
+    done = submit(slurm, tmp_path, "", "--partition", "nowhere")
     assert done.code == 2
     assert "invalid partition" in done.err
     assert len(done.err.splitlines()) == 1
@@ -130,8 +113,6 @@ def test_nothing_is_left_of_a_job_that_slurm_refuses(slurm: Cluster, tmp_path: P
 
 def test_a_preview_asks_no_slurm(tmp_path: Path) -> None:
     """It works where there is none."""
-    (tmp_path / "train.py").write_text("")
-    argv = [sys.executable, "-m", "worldsize", "submit", "train.py", "--preview"]
-    done = shell.call(argv, {"PATH": "/nowhere", "HOME": str(tmp_path)}, timeout=60, cwd=tmp_path)
+    done = submit(None, tmp_path, "", "--preview")
     assert done.code == 0
     assert done.out.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")

@@ -5,15 +5,15 @@ Written into the job's folder, which all nodes share: a port that is guessed (fr
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsize.errors import LaunchError
+from worldsize.launch.slurm import facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,19 +31,11 @@ class Spot:
     host: str
 
 
-def publish(path: Path, spot: Spot) -> None:
-    """Write it down for the others, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    part.write_text(json.dumps(asdict(spot)), encoding="utf-8")
-    part.rename(path)
-
-
 def wait(path: Path, limit: float, *, who: str) -> Spot:
     """Read what the first task wrote.
 
     Args:
-        path: the file that `publish` writes.
+        path: the file in which the first task leaves its spot (`facts.put`).
         limit: seconds to wait.
         who: the node that was expected to write it.
 
@@ -53,7 +45,7 @@ def wait(path: Path, limit: float, *, who: str) -> Spot:
     began = refreshed = time.monotonic()
     while True:
         try:
-            return Spot(**json.loads(path.read_text(encoding="utf-8")))
+            return Spot(**facts.get(path))
         except FileNotFoundError:
             now = time.monotonic()
         if now - began > limit:

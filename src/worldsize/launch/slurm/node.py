@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from worldsize.errors import LaunchError, NotStartedError
 from worldsize.launch import env, ports, program
-from worldsize.launch.slurm import meet
+from worldsize.launch.slurm import facts, meet
 from worldsize.launch.slurm.ways import TASK_A_RANK, Place, Work, command
 from worldsize.runtime import network
 from worldsize.runtime.env import detect
@@ -69,7 +69,7 @@ def become(task: Task) -> NoReturn:
 
 def prepared(task: Task, environ: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The argv of this task and its environment."""
-    world = detect({**environ, **_known(environ)})
+    world = detect(environ)
     run_id = "-".join((environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT", "0"), environ["SLURM_STEP_ID"]))
     spot = _meeting(task, world, environ, task.meet / run_id)
     each = world.local_size if task.way == TASK_A_RANK else program.ranks(task.nproc, environ, None)
@@ -81,11 +81,6 @@ def prepared(task: Task, environ: Mapping[str, str]) -> tuple[tuple[str, ...], d
     return command(task.way, task.work, place), values
 
 
-def _known(environ: Mapping[str, str]) -> dict[str, str]:
-    """So that `detect` does not look for an address: that is found here."""
-    return {"MASTER_ADDR": "-", "MASTER_PORT": "1"} if "SLURM_PROCID" in environ else {}
-
-
 def _meeting(task: Task, world: World, environ: Mapping[str, str], path: Path) -> meet.Spot:
     host = socket.gethostname()
     if world.rank == 0:
@@ -94,7 +89,7 @@ def _meeting(task: Task, world: World, environ: Mapping[str, str], path: Path) -
         port.set_inheritable(True)
         spot = meet.Spot(_address(task, environ), port.getsockname()[1], host)
         _kept.append(port)
-        meet.publish(path, spot)
+        facts.put(path, spot)
         return spot
     first = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "the first node")
     spot = meet.wait(path, task.limit, who=f"the first of {first}")

@@ -75,7 +75,7 @@ def _asked(spec: JobSpec, profile: Profile, where: Where) -> Iterator[tuple[str,
     yield from ((_option(name), _text(getattr(spec, name))) for name in plain)
     yield "ntasks-per-node", str(_tasks_per_node(spec))
     yield from _gpus(spec, profile)
-    yield "mem", "0" if spec.mem == "all" else spec.mem
+    yield "mem", spec.memory_option
     sized = ("cpus_per_task", "mem_per_cpu", "mem_per_gpu", "time", "array", "licenses", "begin", "nice")
     yield from ((_option(name), _text(getattr(spec, name))) for name in sized)
     yield "exclusive", spec.exclusive or None

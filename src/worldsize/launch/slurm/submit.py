@@ -6,15 +6,15 @@ job is handed over. Nothing is left behind where that fails.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worldsize.errors import ConfigError
+from worldsize.launch.slurm import facts
 from worldsize.launch.slurm.script import Where, script
 
 if TYPE_CHECKING:
@@ -122,17 +122,13 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 def remember(ticket: Ticket, state: Path) -> None:
     """Keep where a job is. Ids come again on another cluster, or when a controller is set up anew: the newest counts."""
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = state / f".{ticket.job}.part"
-    part.write_text(json.dumps(asdict(ticket)), encoding="utf-8")
-    part.rename(state / f"{ticket.job}.json")
+    facts.put(state / f"{ticket.job}.json", ticket)
 
 
 def recall(job: str, state: Path) -> Ticket | None:
     """Where a job is, None where it was not handed over by us, here."""
     number = job.partition("_")[0].partition("+")[0]
     try:
-        found: dict[str, Any] = json.loads((state / f"{number}.json").read_text(encoding="utf-8"))
+        return Ticket(**facts.get(state / f"{number}.json"))
     except (OSError, ValueError):
         return None
-    return Ticket(**found)

@@ -127,7 +127,7 @@ def _template(work: Work, place: Place) -> tuple[str, ...]:
     if not work.template:
         raise ConfigError("launcher 'template' needs a command", do=f"give command: with {{{'}, {'.join(PLACES)}}}")
     values = dict(zip(PLACES, (place.world, place.nodes, place.node, place.address, place.port), strict=True))
-    return tuple(_filled(word, values) for word in shlex.split(work.template))
+    return (*(_filled(word, values) for word in shlex.split(work.template)), *work.program)
 
 
 def _filled(word: str, values: Mapping[str, object]) -> str:
