@@ -41,5 +41,5 @@ def test_a_template_is_filled_on_every_node_and_keeps_other_braces() -> None:
 
 def test_an_unknown_way_is_refused() -> None:
     """With those that there are."""
-    with pytest.raises(ConfigError, match="mpirun.*srun"):
+    with pytest.raises(ConfigError, match=r"mpirun.*srun"):
         words("mpirun")
