@@ -145,8 +145,12 @@ class Training:
         return -(-int(said["data"]["length"]) // int(said["config"]["global_batch"]))
 
     def checkpoint(self) -> str:
-        """The name of the newest checkpoint."""
-        return max(path.name for path in (self.run / "checkpoints").glob("step-*"))
+        """The name of the newest checkpoint; "" where there is none."""
+        return max((path.name for path in (self.run / "checkpoints").glob("step-*")), default="")
+
+    def saved(self) -> int:
+        """The step of the newest checkpoint; 0 where there is none."""
+        return int(self.checkpoint().removeprefix("step-") or 0)
 
 
 class Attempt:
@@ -170,11 +174,17 @@ class Attempt:
         self._reader.start()
 
     def reaches(self, epoch: float) -> None:
-        """Wait until a rank has noted a step past that part of the training. Raises SystemExit where it ends before."""
+        """Wait until a rank has noted a step past that part of the training, and a checkpoint lies inside that epoch.
+
+        Checkpoints are written beside the training: on a busy machine one may be late. Raises SystemExit where the
+        training ends before.
+        """
         while self._process.poll() is None:
             seen = [row["step"] for row in self._training.deliveries()]
-            if seen and max(seen) >= int(epoch * self._training.steps_per_epoch()):
-                return
+            if seen:
+                each, saved = self._training.steps_per_epoch(), self._training.saved()
+                if max(seen) >= int(epoch * each) and saved > int(epoch) * each and saved % each:
+                    return
             time.sleep(0.02)
         self._reader.join()
         raise SystemExit(f"the training ended before epoch {epoch}, with exit code {self._process.returncode}")
