@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from worldsize.errors import ConfigError
 from worldsize.launch import shell
 from worldsize.launch.profile import Profile
-from worldsize.launch.slurm.script import Where, directives, script
+from worldsize.launch.slurm.directives import directives
+from worldsize.launch.slurm.places import Where
+from worldsize.launch.slurm.script import script
 from worldsize.launch.spec import JobSpec
 
 if TYPE_CHECKING:

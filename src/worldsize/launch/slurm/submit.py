@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from worldsize.errors import ConfigError
 from worldsize.launch.slurm import facts
-from worldsize.launch.slurm.script import Where, script
+from worldsize.launch.slurm.places import Where
+from worldsize.launch.slurm.script import script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from worldsize.launch.profile import Profile
     from worldsize.launch.slurm.client import Client
@@ -83,13 +84,14 @@ def check(made: Draft) -> None:
         raise ConfigError(f"there is no script {program[0]}", found=f"working folder {home}", do="see --chdir")
 
 
-def submit(made: Draft, client: Client, state: Path) -> Ticket:
+def submit(made: Draft, client: Client, state: Path, *, fill: Callable[[Path], None] | None = None) -> Ticket:
     """Hand the job over.
 
     Args:
         made: the job.
         client: the cluster.
         state: where this user's jobs are remembered, see `state_folder`.
+        fill: puts what else the job needs into its new folder, before Slurm is asked.
 
     Raises:
         ConfigError: see `check`.
@@ -104,6 +106,8 @@ def submit(made: Draft, client: Client, state: Path) -> Ticket:
     try:
         (folder / SCRIPT).write_text(made.text, encoding="utf-8")
         (folder / SPEC).write_text(made.spec.model_dump_json(indent=2), encoding="utf-8")
+        if fill is not None:
+            fill(folder)
         client.test([str(folder / SCRIPT)])
         answer = client.submit([str(folder / SCRIPT)])
     except BaseException:

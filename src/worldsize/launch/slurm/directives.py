@@ -1,0 +1,92 @@
+"""Room: the #SBATCH lines of a job: a spec's words and a site's, in sbatch's own. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from worldsize.errors import ConfigError
+from worldsize.launch.slurm.ways import TASK_A_RANK, WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from worldsize.launch.profile import Profile
+    from worldsize.launch.slurm.places import Where
+    from worldsize.launch.spec import JobSpec
+
+_UNHEARD = ("pass_env", "secrets", "conda", "stage", "run_dir")
+
+
+def directives(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
+    """The #SBATCH lines, in sbatch's own words."""
+    refuse(spec)
+    given = {name: value for name, value in _asked(spec, profile, where) if value is not None}
+    lines = [_directive(name, value) for name, value in given.items() if name not in profile.skip]
+    return [f"#SBATCH {line}" for line in (*lines, *profile.add, *spec.extra)]
+
+
+def refuse(spec: JobSpec) -> None:
+    """Raises ConfigError for what a spec can say and no script does: better than to leave it out in silence."""
+    unheard = [name for name in _UNHEARD if getattr(spec, name)]
+    if unheard or spec.is_het or spec.launcher not in WAYS:
+        raise ConfigError(
+            "this cannot be rendered",
+            found=", ".join([*unheard, *["nodes with different GPUs"] * spec.is_het]) or f"launcher {spec.launcher}",
+            do="leave it out, or write it into setup",
+        )
+
+
+def _asked(spec: JobSpec, profile: Profile, where: Where) -> Iterator[tuple[str, str | bool | None]]:
+    plain = ("job_name", "partition", "account", "qos", "constraint", "reservation", "nodes")
+    yield from ((_option(name), _text(getattr(spec, name))) for name in plain)
+    yield "ntasks-per-node", str(tasks_per_node(spec))
+    yield from _gpus(spec, profile)
+    yield "mem", spec.memory_option
+    sized = ("cpus_per_task", "mem_per_cpu", "mem_per_gpu", "time", "array", "licenses", "begin", "nice")
+    yield from ((_option(name), _text(getattr(spec, name))) for name in sized)
+    yield "exclusive", spec.exclusive or None
+    yield from ((name, _text(getattr(spec, name))) for name in ("nodelist", "exclude"))
+    if spec.dependency:
+        yield "dependency", ",".join(":".join((kind, *map(str, ids))) for kind, ids in spec.dependency)
+        yield "kill-on-invalid-dep", "yes"
+    # "B:" sends it to this script alone, which passes it on: a signal to the steps would end srun's own helpers too.
+    yield "signal", f"B:USR1@{spec.signal_lead}"
+    yield "requeue" if may_requeue(spec, profile) else "no-requeue", True
+    yield "open-mode", "append"
+    yield "chdir", spec.chdir
+    pattern = "slurm-%A_%a.out" if spec.array else "slurm-%j.out"
+    yield "output", spec.output or str(where.folder / pattern)
+    yield "error", spec.error
+    yield from ((_option(name), _text(getattr(spec, name))) for name in ("comment", "mail_type", "mail_user"))
+
+
+def may_requeue(spec: JobSpec, profile: Profile) -> bool:
+    """Whether the job may go back into the queue under its own id."""
+    return profile.requeue if spec.requeue is None else spec.requeue
+
+
+def tasks_per_node(spec: JobSpec) -> int:
+    """Tasks of the step on each node: one a rank, or one that starts the node's ranks."""
+    return spec.ranks_per_node if spec.launcher == TASK_A_RANK else 1
+
+
+def _gpus(spec: JobSpec, profile: Profile) -> Iterator[tuple[str, str | None]]:
+    if spec.gpus_per_node is not None and profile.gpus_form == "gres":
+        yield "gres", f"{profile.gres_name}:{spec.gpus_per_node}"
+    else:
+        yield "gres", _text(spec.gres)
+        yield "gpus-per-node", _text(spec.gpus_per_node)
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _directive(name: str, value: str | bool) -> str:
+    """One option. Slurm splits these lines like a shell does, so that quoting is the shell's."""
+    return f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"

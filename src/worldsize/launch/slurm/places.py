@@ -1,0 +1,22 @@
+"""Room: the places of one submitted job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import PurePath
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """All absolute.
+
+    Attributes:
+        folder: the job's own folder, shared by all nodes: script, logs, exit records.
+        python: the interpreter of the nodes, with worldsize in it.
+    """
+
+    folder: PurePath
+    python: str
