@@ -88,7 +88,13 @@ def _slurm(mark: pytest.Mark) -> str | None:
     return slurm_refusal(accounting=mark.kwargs.get("accounting", False))
 
 
-NEEDS: dict[str, Callable[[pytest.Mark], str | None]] = {"gpu": _gpu, "netns": _netns, "slurm": _slurm}
+def _container(_: pytest.Mark) -> str | None:
+    return None if shutil.which("ch-run") else "needs a container runtime: no ch-run"
+
+
+NEEDS: dict[str, Callable[[pytest.Mark], str | None]] = {
+    "gpu": _gpu, "netns": _netns, "slurm": _slurm, "container": _container,
+}  # fmt: skip
 """Marker -> what this machine lacks for it."""
 
 

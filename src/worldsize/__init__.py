@@ -25,6 +25,9 @@ _NAMES = {
     "committed": "worldsize.runtime.report",
     "stop_requested": "worldsize.runtime.report",
     "spawn": "worldsize.launch.spawn",
+    "job": "worldsize.launch.functions.function",
+    "slurm_fn": "worldsize.launch.functions.function",
+    "SlurmConfig": "worldsize.launch.functions.config",
     "data": "worldsize.data",
 }
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from worldsize import data
     from worldsize.config import Duration
     from worldsize.errors import LayoutError, WorldsizeError
+    from worldsize.launch.functions.config import SlurmConfig
+    from worldsize.launch.functions.function import job, slurm_fn
     from worldsize.launch.spawn import spawn
     from worldsize.runtime.env import here
     from worldsize.runtime.report import committed, stop_requested
@@ -43,8 +48,8 @@ if TYPE_CHECKING:
     from worldsize.world import World
 
 __all__ = [  # noqa: RUF022 - in the order of API.md
-    "Run", "Trainer", "Saving", "Step", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "World",
-    "here", "WorldsizeError", "LayoutError",
+    "Run", "Trainer", "Saving", "Step", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "job",
+    "slurm_fn", "SlurmConfig", "World", "here", "WorldsizeError", "LayoutError",
 ]  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_why_a_job_ended() -> None:
         "    Slurm's state: TIMEOUT",
         "    exit code 0, signal 15",
         "    its limit was 00:01:00",
-        "    Do: start it again to go on, or ask for more time: --time",
+        "    Do: to go on: submit it again, with more --time if it committed nothing",
     ]
 
 

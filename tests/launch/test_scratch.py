@@ -95,7 +95,7 @@ def test_another_host_s_folder_is_left_alone(tmp_path: Path, tmp: Path, monkeypa
     """On a shared file system its lock may not be seen from here."""
     killed_launcher(tmp_path)
     (folder,) = left(tmp)
-    monkeypatch.setattr(scratch, "_host", lambda: b"elsewhere")
+    monkeypatch.setattr(scratch, "host", lambda: b"elsewhere")
     scratch.sweep()
     assert left(tmp) == [folder]
 

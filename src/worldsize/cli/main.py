@@ -13,16 +13,23 @@ from worldsize.errors import WorldsizeError
 COMMANDS = {
     "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
     "submit": ("worldsize.cli.submit", "Hand a training over to Slurm; show or keep its script."),
+    "generate-slurm": ("worldsize.cli.generate_slurm", "Make Slurm jobs of a builder's slurm_config.yaml."),
     "jobs": ("worldsize.cli.jobs", "List what waits and runs on Slurm."),
     "status": ("worldsize.cli.status", "Show the state of Slurm jobs, and who says so."),
     "why": ("worldsize.cli.why", "Say why a Slurm job waits or has ended, and what to do."),
+    "logs": ("worldsize.cli.logs", "Show what a Slurm job prints; -f follows it."),
+    "wait": ("worldsize.cli.wait", "Wait until Slurm jobs have ended."),
+    "cancel": ("worldsize.cli.cancel", "End Slurm jobs, at once or when they have saved."),
+    "requeue": ("worldsize.cli.requeue", "Put a Slurm job back into the queue, under its id."),
+    "restart": ("worldsize.cli.restart", "Start an ended Slurm job again where it stopped, as a new one."),
+    "drill": ("worldsize.cli.drill", "Stop a live Slurm job, and see whether it saves and comes back."),
     "nodes": ("worldsize.cli.nodes", "Show the Slurm cluster: what is free, what is out, and why."),
     "verify": ("worldsize.cli.verify", "Prove that a program resumes exactly, and trains alike on every layout."),
     "checkpoint": ("worldsize.cli.checkpoint", "Look at checkpoints, verify them, import weights."),
 }
 """Name -> the module whose `command` it is, and its line in `worldsize --help`."""
 
-INSIDE = {"node": "worldsize.cli.node"}
+INSIDE = {"node": "worldsize.cli.node", "after": "worldsize.cli.after", "host": "worldsize.cli.host"}
 """What only our own scripts call: name -> module."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from worldsize.launch.slurm.arrival import Asked
 from worldsize.launch.slurm.node import Task, become
 from worldsize.launch.slurm.ways import WAYS, Work
 
@@ -23,6 +24,12 @@ from worldsize.launch.slurm.ways import WAYS, Work
 @click.option("--interface", help="Whose address the first node gives.")
 @click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="To wait for all nodes.")
 @click.option("--template", help="The command of --launcher template, with its places in braces.")
+@click.option("--secrets", type=click.Path(path_type=Path), help="A file with variables for the ranks.")
+@click.option("--stage", multiple=True, help="A path that is copied to this node's own disk.")
+@click.option("--venv", help="An archive of a virtual environment that is unpacked there.")
+@click.option("--fingerprint", type=click.Path(path_type=Path), help="What the job ran with when it was submitted.")
+@click.option("--code", type=click.Path(path_type=Path), help="The folder whose commit is compared too.")
+@click.option("--strict-env", is_flag=True, help="Refuse another environment.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(words: tuple[str, ...], **options: Any) -> None:
     """Meet the other nodes of this Slurm step, then become the command that starts this node's ranks."""
@@ -43,5 +50,13 @@ def command(words: tuple[str, ...], **options: Any) -> None:
             suffix=options["address_suffix"],
             interface=options["interface"],
             limit=options["timeout"],
+            asked=Asked(
+                secrets=options["secrets"],
+                stage=options["stage"],
+                venv=options["venv"],
+                fingerprint=options["fingerprint"],
+                code=options["code"],
+                strict=options["strict_env"],
+            ),
         )
     )

@@ -8,10 +8,45 @@ from typing import TYPE_CHECKING, Any, Union
 
 import click
 
+from worldsize.errors import ConfigError
+from worldsize.launch.plan import seconds
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from pydantic import BaseModel
+
+
+DEBUG = {
+    "nccl": {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"},
+}
+"""What of a job may be asked to say more -> the variables that make it. Under DETAIL, DDP of torch 2.13 ends in a fault."""
+debug = click.option(
+    "--debug",
+    multiple=True,
+    type=click.Choice(list(DEBUG)),
+    help="Say more, into the ranks' logs: nccl: connections, collectives and their agreement.",
+)
+
+
+def debugged(parts: Iterable[str]) -> dict[str, str]:
+    """The variables for the parts that `--debug` names."""
+    return {name: value for part in parts for name, value in DEBUG[part].items()}
+
+
+class _Seconds(click.ParamType[float]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        try:
+            return value if isinstance(value, float) else seconds(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+SECONDS = _Seconds()
+"""A length of time: 30, 500ms, 2m, 1h."""
 
 
 def from_model(

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from worldsize.cli import hosts
+from worldsize.cli.options import SECONDS, debug, debugged
 from worldsize.cli.words import OursFirst
 from worldsize.errors import ConfigError
 from worldsize.launch import env, local, program
-from worldsize.launch.plan import Plan, seconds
+from worldsize.launch.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,22 +34,15 @@ Options may also stand after the script, if a `--` ends them; what follows the `
 
 So a program that takes a `--` itself is written with one before the script: `worldsize run -- train.py a -- b`.
 Options are torchrun's where it has them; `-` and `_` are alike. On several nodes give the same command on each, with
-its own --node-rank and node 0's address in --rdzv-endpoint ([::1]:29400 with IPv6).
+its own --node-rank and node 0's address in --rdzv-endpoint ([::1]:29400 with IPv6); or name them here, and they are
+reached by ssh:
+
+\b
+    worldsize run train.py --hosts a:4,b:4 -- --lr 1e-3
 
 Exit code: that of the first failing rank, 128 + n after signal n; 75 when the ranks stopped on request with
 everything committed (start again to go on); 2 when nothing was started.
 """
-
-
-class _Seconds(click.ParamType[float]):
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
-        try:
-            return value if isinstance(value, float) else seconds(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
 
 
 _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
@@ -58,18 +53,19 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option("--no-python", is_flag=True, help="Execute SCRIPT as it is."),
     click.option("--strategy", help="How the model lies over the ranks, for a Run or Trainer."),
     click.option("--precision", help="fp64, fp32, bf16 or fp16, for a Run or Trainer."),
+    debug,
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What ranks compute on."),
     click.option("--log-dir", type=click.Path(path_type=Path), help="Keep attempts/<n>/rank-<k>.log here."),
-    click.option("--grace", type=_Seconds(), default="30s", show_default=True, help="From a stop signal to SIGKILL."),
+    click.option("--grace", type=SECONDS, default="30s", show_default=True, help="From a stop signal to SIGKILL."),
     click.option(
         "--peer-grace",
-        type=_Seconds(),
+        type=SECONDS,
         default="5s",
         show_default=True,
         help="The same after a rank failed; at most 0.5s if commits are reported.",
     ),
     click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="After failures."),
-    click.option("--restart-delay", type=_Seconds(), default="0s", show_default=True, help="Before each restart."),
+    click.option("--restart-delay", type=SECONDS, default="0s", show_default=True, help="Before each restart."),
     click.option(
         "--spare/--no-spare",
         default=True,
@@ -80,9 +76,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option("--node-rank", type=click.IntRange(0), help="This machine's number."),
     click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the machines meet: on node 0."),
     click.option("--rdzv-id", help="A name for this start, equal on all machines."),
-    click.option(
-        "--rdzv-timeout", type=_Seconds(), default="10m", show_default=True, help="To wait for all machines."
-    ),
+    click.option("--rdzv-timeout", type=SECONDS, default="10m", show_default=True, help="To wait for all machines."),
     click.option("--rdzv-backend", type=click.Choice(["static", "c10d"]), help="Either: there is one way to meet."),
     click.option("--master-addr", help="As --rdzv-endpoint, with --master-port."),
     click.option("--master-port", type=click.IntRange(1, 65535), help="On one machine: the port of rank 0's store."),
@@ -90,6 +84,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option(
         "--one-console", is_flag=True, help="All machines write to one console: only the first says the end."
     ),
+    *hosts.OPTIONS,
     click.option("--role", default="default", hidden=True),
     click.option("--monitor-interval", hidden=True, expose_value=False),
     click.option("-r", "--redirects", hidden=True, expose_value=False),
@@ -106,8 +101,11 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.command(cls=OursFirst, help=_HELP, context_settings={"allow_interspersed_args": False})
 @_with_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT [ARGS]...")
-def command(words: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None:
     """Plan, run, exit with its code."""
+    if hosts.asked(options):
+        sys.exit(hosts.start(ctx))
     sys.exit(local.run(plan(words[0], words[1:], options)))
 
 
@@ -153,7 +151,8 @@ _AS_THEY_ARE = (
 
 def _for_ranks(options: dict[str, Any]) -> dict[str, str]:
     chosen = {name: options[name] for name in ("strategy", "precision", "device")}
-    return {f"WORLDSIZE_{name.upper()}": value for name, value in chosen.items() if value is not None}
+    ours = {f"WORLDSIZE_{name.upper()}": value for name, value in chosen.items() if value is not None}
+    return ours | debugged(options["debug"])
 
 
 def _nodes(text: str) -> int:

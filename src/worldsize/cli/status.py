@@ -1,54 +1,52 @@
-"""Room: `worldsize status`: one job, from whoever knows of it, and who that is."""
+"""Room: `worldsize status`: jobs, from whoever knows of them, and who that is."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING
 
 import click
 
 from worldsize.launch.slurm import states
-from worldsize.launch.slurm.client import Client
+from worldsize.launch.slurm.known import Desk
 from worldsize.launch.slurm.nodes import duration, when
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from worldsize.launch.slurm.known import Known
+
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.option("--clusters", "-M", "cluster", help="Another cluster than the default one.")
+@click.option("--clusters", "-M", "cluster", help="Another cluster than the job's own, or the default one.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(jobs: tuple[str, ...], *, cluster: str | None, as_json: bool) -> None:
     """Show the state of jobs: 12, 12_3 (a member of an array), 16+1 (a part)."""
-    found = look(Client(cluster=cluster), jobs)
+    found = Desk.here(cluster).look(jobs)
     if as_json:
-        told = {job: [state.to_json() for state in members.values()] for job, members in found.items()}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({job: [known.to_json() for known in members] for job, members in found.items()}))
         return
     for job, members in found.items():
         if len(members) > 1:
-            click.echo(f"{job}: {states.summary(members.values())}")
-        for state in members.values():
-            for line in _lines(state):
+            click.echo(f"{job}: {states.summary(known.state for known in members)}")
+        for known in members:
+            for line in _lines(known):
                 click.echo(line)
 
 
-def look(client: Client, jobs: tuple[str, ...]) -> dict[str, dict[str, states.State]]:
-    """The members of each job with their states. Accounting is asked only for what squeue does not list."""
-    queue = client.listing(jobs)
-    rest = [job for job in jobs if not any(states.belongs(facts, job) for facts in queue.jobs)]
-    accounting = client.accounting(rest) if rest else None
-    return {job: states.gather(states.Asked(job, time.time()), queue, accounting) for job in jobs}
-
-
-def _lines(state: states.State) -> Iterator[str]:
-    yield f"{state.job}: {states.words(state)}"
-    facts = state.facts
+def _lines(known: Known) -> Iterator[str]:
+    yield f"{known.job}: {states.words(known.state)}"
+    facts, record = known.facts, known.record
     rows = {} if facts is None else _rows(facts)
-    if state.note:
-        rows["note"] = state.note
+    rows["folder"] = str(known.folder or rows.get("folder") or "")
+    if record is not None and record.step is not None:
+        rows["committed"] = f"step {record.step}" + (
+            "" if known.ended or record.of(facts) else ", by an earlier attempt"
+        )
+    rows |= {"failed": record.line if record is not None and known.ended else "", "goes on as": known.next or ""}
+    former = known.ticket.former if known.ticket else None
+    rows |= {"follows": f"job {former}" if former else "", "note": known.state.note or ""}
     yield from (f"    {name:<10} {value}" for name, value in rows.items() if value)
 
 

@@ -42,6 +42,11 @@ _NOT_OPTIONS = ("program", "env", "pass_env", "secrets", "dependency", "extra")
 @click.option("--job-dir", type=click.Path(path_type=Path), help="The job's own folder, shared by all nodes.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable for the ranks.")
+@options.debug
+@click.option("--secret", multiple=True, metavar="NAME", help="A variable of yours for the ranks, shown nowhere.")
+@click.option("--pass-env", multiple=True, metavar="NAME", help="A variable of yours for the ranks.")
+@click.option("--dependency", multiple=True, metavar="KIND:JOB", help="What must have happened before: afterok:123.")
+@click.option("--extra", multiple=True, metavar="OPTION", help="A further option of sbatch: --extra=--switches=1.")
 @options.from_model(JobSpec, leave_out=_NOT_OPTIONS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(words: tuple[str, ...], **asked: Any) -> None:
@@ -58,6 +63,8 @@ def command(words: tuple[str, ...], **asked: Any) -> None:
     wanted = own["hand_over"] if own["hand_over"] is not None else not (own["preview"] or own["save"])
     if wanted:
         ticket = slurm.submit(made, Client(environ), slurm.state_folder(environ))
+        if ticket.notes:
+            click.echo(ticket.notes, err=True)
         click.echo(f"{ticket.job}")
         click.echo(
             f"worldsize: job {ticket.job} ({ticket.name}) is in the queue; its folder: {ticket.folder}", err=True
@@ -67,7 +74,9 @@ def command(words: tuple[str, ...], **asked: Any) -> None:
 def _spec(words: tuple[str, ...], asked: dict[str, Any], own: dict[str, Any]) -> JobSpec:
     # As it was loaded: it knows the line of each setting.
     values: dict[str, Any] = yamlfile.load(own["config"]) if own["config"] else {}
-    variables = options.pairs(asked.pop("variables"), "env")
+    variables = options.debugged(asked.pop("debug")) | options.pairs(asked.pop("variables"), "env")
+    asked["secrets"] = asked.pop("secret")
+    asked["dependency"] = tuple(each for text in asked["dependency"] for each in text.split(","))
     values |= options.given(asked)
     if variables:
         values["env"] = {**values.get("env", {}), **variables}

@@ -1,4 +1,4 @@
-"""Room: `worldsize why`: why a job waits, or why it is over."""
+"""Room: `worldsize why`: why jobs wait, or why they are over."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from worldsize.cli.status import look
-from worldsize.launch.slurm import classes, states
-from worldsize.launch.slurm.client import Client
+from worldsize.launch.slurm import states
+from worldsize.launch.slurm.known import Desk
 from worldsize.launch.slurm.why import Around, Why, why_ended, why_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from worldsize.launch.slurm.known import Known
+
 
 @click.command()
 @click.argument("job", metavar="JOB")
-@click.option("--clusters", "-M", "cluster", help="Another cluster than the default one.")
+@click.option("--clusters", "-M", "cluster", help="Another cluster than the job's own, or the default one.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(job: str, *, cluster: str | None, as_json: bool) -> None:
     """Say why a job waits or has ended: the category, the evidence, what to do."""
-    client = Client(cluster=cluster)
-    members = look(client, (job,))[job]
-    around = _around(client) if any(state.name in states.WAITING for state in members.values()) else Around()
-    groups: dict[Why | str, list[states.State]] = {}
-    for state in members.values():
-        groups.setdefault(_why(state, around) or states.words(state), []).append(state)
+    desk = Desk.here(cluster)
+    members = desk.find([job])
+    around = _around(desk, job) if any(known.waits for known in members) else Around()
+    groups: dict[Why | str, list[Known]] = {}
+    for known in members:
+        groups.setdefault(_why(known, around) or states.words(known.state), []).append(known)
     if as_json:
         click.echo(json.dumps([_plain(why, group) for why, group in groups.items()]))
         return
@@ -35,25 +36,29 @@ def command(job: str, *, cluster: str | None, as_json: bool) -> None:
         click.echo("\n".join(_lines(why, group)))
 
 
-def _around(client: Client) -> Around:
+def _around(desk: Desk, job: str) -> Around:
+    client = desk.client_of(job)
     return Around(client.partitions(), client.nodes(), client.queue())
 
 
-def _why(state: states.State, around: Around) -> Why | None:
-    if state.facts is not None and state.name in states.WAITING:
-        return why_waiting(state.facts, around)
-    return why_ended(state, classes.classify(state))
+def _why(known: Known, around: Around) -> Why | None:
+    if known.facts is not None and known.waits:
+        return why_waiting(known.facts, around)
+    if not known.ended:
+        return None
+    return why_ended(known.state, known.ending, known.record, known.tail, ours=known.folder is not None)
 
 
-def _plain(why: Why | str, group: Iterable[states.State]) -> dict[str, Any]:
+def _plain(why: Why | str, group: Iterable[Known]) -> dict[str, Any]:
     told = why.to_json() if isinstance(why, Why) else {"category": None, "evidence": [], "do": None}
-    return {"jobs": [state.job for state in group], "states": [state.name for state in group], **told}
+    return {"jobs": [known.job for known in group], "states": [known.state.name for known in group], **told}
 
 
-def _lines(why: Why | str, group: list[states.State]) -> list[str]:
-    names = ", ".join(state.job for state in group)
-    notes = [f"    {note}" for note in dict.fromkeys(state.note for state in group) if note]
+def _lines(why: Why | str, group: list[Known]) -> list[str]:
+    names = ", ".join(known.job for known in group)
+    notes = [f"    {note}" for note in dict.fromkeys(known.state.note for known in group) if note]
+    notes += [f"    {known.job} goes on as job {known.next}" for known in group if known.ended and known.next]
     if isinstance(why, str):
         return [f"{names}: {why}", *notes]
-    head = f"{names}: {'waits' if group[0].name in states.WAITING else 'ended'}: {why.category}"
+    head = f"{names}: {'waits' if group[0].waits else 'ended'}: {why.category}"
     return [head, *(f"    {line}" for line in why.evidence), *notes, *([f"    Do: {why.do}"] if why.do else [])]

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from worldsize.launch.given import refuse
-from worldsize.launch.slurm.ways import PLACES
+from worldsize.launch.template import PLACES
 from worldsize.runtime.hostlist import expand
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _ranks_follow_gpus(spec: JobSpec) -> None:
 
 
 def _tasks_are_ranks(spec: JobSpec) -> None:
-    if spec.ntasks_per_node is None or spec.is_het:
+    if spec.ntasks_per_node is None or spec.is_het or spec.exec_command is not None:
         return
     if spec.launcher == "srun":
         if spec.nproc_per_node not in (None, spec.ntasks_per_node):
@@ -129,6 +129,10 @@ def _something_runs(spec: JobSpec) -> None:
     if spec.command is not None and spec.launcher not in TEMPLATED:
         do = f"choose launcher {' or '.join(TEMPLATED)}, or leave command out"
         _both(spec, "command", "launcher", "this launcher has no use for a command", do)
+    if spec.exec_command is not None:
+        if spec.program:
+            _both(spec, "program", "exec_command", "two things are to run", "keep one of them")
+        return
     if not spec.program and spec.launcher != "template":
         refuse("program is not set", do="name what runs: [train.py, --lr, 1e-4]", key="program")
 

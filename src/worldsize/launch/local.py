@@ -14,11 +14,13 @@ from worldsize.launch.scratch import Scratch
 from worldsize.launch.spare import Spares
 from worldsize.launch.supervisor import FORWARDED, Attempt
 from worldsize.launch.verdict import Report, Verdict
+from worldsize.runtime import exits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from worldsize.launch.failure import Failure
     from worldsize.launch.logs import Sink
     from worldsize.launch.meeting import Meeting
     from worldsize.launch.plan import Plan
@@ -33,7 +35,10 @@ def run(plan: Plan, sink: Sink | None = None) -> int:
     Raises:
         LaunchError: the program cannot be started, a port is taken, or the nodes do not meet.
     """
-    return supervise(plan, sink, say=not plan.one_console or plan.node == 0).code
+    verdict = supervise(plan, sink, say=not plan.one_console or plan.node == 0)
+    if verdict.cause is not None and not plan.node:
+        _record(verdict.cause)
+    return verdict.code
 
 
 def supervise(plan: Plan, sink: Sink | None = None, *, say: bool = True) -> Verdict:
@@ -118,6 +123,18 @@ class _Supervisor:
         over: list[bool] = []
         self._loop.later(delay, lambda: over.append(True))
         self._loop.run(lambda: bool(over))
+
+
+def _record(cause: Failure) -> None:
+    """For a batch script, where one waits: what kind of failure it was, where, and its line."""
+    if not exits.expected():
+        return
+    from worldsize.launch import endings
+    from worldsize.launch.slurm.exitfile import Failed
+
+    ending = endings.from_text(f"{cause.trace}\n{cause.line}")
+    kind = ending or (endings.Ending.USER_ERROR if cause.code > 0 else endings.Ending.UNKNOWN)
+    exits.append(exits.EXIT_FILE, Failed(kind, cause.host, cause.line).words)
 
 
 def _say(console: Sink, verdict: Verdict, *, several: bool) -> None:

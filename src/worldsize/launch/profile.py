@@ -50,6 +50,8 @@ class Profile(Given):
     """The kind of MPI that srun starts; not given: Slurm's default."""
     env: Annotated[dict[str, str], by(fields.variables)] = Field(default_factory=dict)
     """Environment variables of every job, such as NCCL's and UCX's; a job's own win."""
+    pass_env: Annotated[tuple[str, ...], by(fields.names)] = ()
+    """Names of variables that every job takes from the submitter's environment, where they are set: SCRATCH."""
     max_array_size: Annotated[int | None, by(fields.count, 1)] = None
     """MaxArraySize of the cluster: indices stay below it; not given: unknown here."""
     requeue: Annotated[bool, by(fields.flag)] = True

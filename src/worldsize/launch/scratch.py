@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Self
 
 PREFIX = "worldsize-"
-_HELD = ".held"
+HELD = ".held"
+"""The file that is locked; it says on which host."""
 _YOUNG_S = 60.0
 """A folder of this age may be about to get its lock."""
 
@@ -36,15 +37,15 @@ class Scratch:
     def __init__(self, kind: str) -> None:
         sweep()
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
-        self._lock: int | None = os.open(self.path / _HELD, os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock: int | None = os.open(self.path / HELD, os.O_RDWR | os.O_CREAT, 0o600)
         with suppress(OSError):  # where there are no locks, nobody finds it free either
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(self._lock, _host())
+        os.write(self._lock, host())
 
     def keep(self) -> None:
         """Leave it to a person: from now on nobody sweeps it. Safe to call twice."""
         if self._lock is not None:
-            (self.path / _HELD).unlink(missing_ok=True)
+            (self.path / HELD).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -74,14 +75,15 @@ def _sweep(folder: Path, facts: os.stat_result) -> None:
     if facts.st_uid != os.geteuid() or time.time() - facts.st_mtime < _YOUNG_S:
         return
     with suppress(OSError):
-        lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW)
+        lock = os.open(folder / HELD, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.read(lock, 1024) == _host():
+            if os.read(lock, 1024) == host():
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
 
 
-def _host() -> bytes:
+def host() -> bytes:
+    """This host, as `HELD` says it."""
     return os.fsencode(socket.gethostname())

@@ -69,6 +69,26 @@ def call(
     )
 
 
+def attend(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run a command in this process's place: its streams and open descriptors, its exit code (128 + n after signal n).
+
+    Signals are left to the command: for processes whose whole group is signalled, as a task of Slurm is.
+
+    Raises:
+        NotStartedError: the program is not there or cannot be executed.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        # Not ignored: the command would inherit that, as it is to where it is so already.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    try:
+        process = subprocess.Popen(list(argv), env=dict(env), close_fds=False)  # noqa: S603 - as `call`
+    except (OSError, ValueError) as error:
+        raise NotStartedError(f"{argv[0]} cannot be started", found=str(error)) from error
+    code = process.wait()
+    return 128 - code if code < 0 else code
+
+
 @dataclass(slots=True)
 class Child:
     """One process that was started. The descriptors are its owner's to watch; `close` gives them back."""
@@ -94,9 +114,19 @@ class Child:
         self._process.kill()
         self._process.wait()
 
+    def write(self, data: bytes) -> None:
+        """Write into its standard input, where that is a pipe. Nothing happens where it reads no more."""
+        assert self._process.stdin is not None
+        rest = memoryview(data)
+        with contextlib.suppress(BrokenPipeError):
+            while rest:
+                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+
     def close(self) -> None:
         """Give the descriptors back."""
         os.close(self.ended)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
@@ -118,11 +148,18 @@ class Group:
         self._children: list[Child] = []
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], *, stdin: bool = False, keep: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        stdin: bool = False,
+        feed: bool = False,
+        keep: Sequence[int] = (),
     ) -> Child:
         """Start `argv` with exactly `env`; with `stdin` it reads what this process would have read.
 
-        The descriptors `keep` stay open in it.
+        With `feed` it reads what `Child.write` writes, and the end when this process ends. The descriptors `keep` stay
+        open in it.
 
         Raises:
             NotStartedError: the program is not there or cannot be executed.
@@ -130,7 +167,7 @@ class Group:
         try:
             process = subprocess.Popen(  # noqa: S603 - starting the user's program is what this module is for
                 list(argv),
-                stdin=None if stdin else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if feed else None if stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from worldsize.launch import contradictions, fields, units
+from worldsize.launch.container import spec as containers
 from worldsize.launch.fields import Dependency, by
 from worldsize.launch.given import Given
 from worldsize.launch.yamlfile import load
@@ -62,6 +63,10 @@ class JobSpec(Given):
     """Generic resources of each node, where a kind of GPU or another resource is wanted: gpu:a100:4."""
     cpus_per_task: Positive = None
     """CPUs of each task."""
+    cpu_bind: Text = None
+    """How srun binds tasks to CPUs: none, cores, sockets; not given: as the site does."""
+    gpu_bind: Text = None
+    """How srun binds tasks to GPUs: none, closest, single:1; not given: as the site does."""
     mem: Annotated[str | None, by(fields.memory)] = None
     """Memory of each node: 64G; all: all that the node has (sbatch's 0). Kept as MiB (65536M), or all."""
     mem_per_cpu: Part = None
@@ -112,6 +117,8 @@ class JobSpec(Given):
     command: Annotated[str | None, by(fields.bare)] = None
     """A command line that runs on every node before the program's words (launcher template or accelerate); in it
     {num_processes}, {num_machines}, {machine_rank}, {main_process_ip} and {main_process_port} are filled in there."""
+    exec_command: Annotated[str | None, by(fields.bare)] = None
+    """Shell lines in place of launcher and program: they run once, on the first node, and start their own steps."""
     nproc_per_node: Positive = None
     """Ranks on each node; not given: one for each GPU, or one."""
     run_dir: Text = None
@@ -127,13 +134,27 @@ class JobSpec(Given):
     modules: Annotated[tuple[str, ...], by(fields.modules)] = ()
     """Environment modules that are loaded."""
     venv: Text = None
-    """The folder of a virtual environment that is activated."""
+    """The folder of a virtual environment that is activated, or an archive of one (.tar.gz), unpacked on each node."""
     conda: Text = None
     """The name of a conda environment that is activated instead."""
+    container: Annotated[containers.Container | None, by(containers.read)] = None
+    """The image that the ranks run in, or a mapping with image, binds, env, workdir, gpus, home, python, runtime."""
     setup: Annotated[tuple[str, ...], by(fields.commands)] = ()
-    """Shell commands that run on every node before the program."""
+    """Shell commands that run on every node before the program; under launcher srun before each rank."""
     stage: Words = ()
-    """Files and folders that are copied to each node's own disk before the program."""
+    """Files and folders that are copied to each node's own disk before the program: to $WORLDSIZE_STAGE, {stage}."""
+    snapshot: Flag = False
+    """Whether the job runs a copy of the code as it is when it is submitted."""
+    code_root: Text = None
+    """The folder that the copy is of; not given: the git repository around the script, or the script's folder."""
+    code_file_suffixes: Words = ()
+    """Ends of names of files that the copy takes: .py; not given: all that git does not ignore."""
+    exclude_code_folders: Words = ()
+    """Folders below it that the copy leaves out."""
+    code_limit: Annotated[str | None, by(fields.memory)] = "100M"
+    """How large the copy may be; all: of any size."""
+    strict_env: Flag = False
+    """Whether a job whose Python environment is not the one at submit ends; otherwise it says what differs."""
     exclude_bad_nodes: Flag = True
     """Whether nodes whose hardware failed a rank are left out of the next attempt."""
 

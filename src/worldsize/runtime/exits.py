@@ -1,7 +1,7 @@
 """Room: lines that ranks leave in files for whoever started them, the exit record among them. No torch.
 
 Launchers flatten exit codes (torchrun makes 1 of every failure), so a batch script cannot know from the code whether
-the training stopped on request. One line: `stopped <step>`; the newest file of an attempt decides.
+the training stopped on request: `stopped <step>`. How far it got is in it too: `committed <step>`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ def expected() -> bool:
 def stopped(step: int) -> None:
     """Everything up to `step` is committed, and the processes end because they were asked to. Safe in a handler."""
     append(EXIT_FILE, f"stopped {step}\n")
+
+
+def committed(step: int) -> None:
+    """Everything up to `step` is committed."""
+    append(EXIT_FILE, f"committed {step}\n")
 
 
 def append(name: str, line: str) -> None:

@@ -82,6 +82,12 @@ def _write(error: BaseException, line: str, trace: TracebackType | None) -> None
         return
     stack = "".join(traceback.format_exception(type(error), error, trace))
     facts = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-    body = {"message": {"message": line, "extraInfo": facts}, "time": time.time(), "kind": type(error).__name__}
+    who = {"host": socket.gethostname(), "rank": env.read().get("RANK")}
+    body = {
+        "message": {"message": line, "extraInfo": facts},
+        "time": time.time(),
+        "kind": type(error).__name__,
+        **who,
+    }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(body), encoding="utf-8")

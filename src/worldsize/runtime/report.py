@@ -30,6 +30,7 @@ def committed(path: str | os.PathLike[str], step: int) -> None:
     if step < 0 or "\n" in text:
         raise ConfigError("a commit is a step of at least 0 and a path of one line", found=f"{step} {text!r}")
     exits.append(COMMIT_FILE, f"{step} {text}\n")
+    exits.committed(step)
 
 
 def newest_commit(path: Path) -> int | None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+END_TIME = "WORLDSIZE_END_TIME"
+"""Seconds since 1970; batch scripts set it."""
+
 _EARLY = (signal.SIGTERM, signal.SIGUSR1)
 _STOPPING = (*_EARLY, signal.SIGINT)
 _received: list[str] = []
@@ -48,7 +51,7 @@ def expect() -> None:
     if _installed or not _launched() or threading.current_thread() is not threading.main_thread():
         return
     for number in _EARLY:
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(number, _leave)
 
 
@@ -80,6 +83,12 @@ def leaving() -> Iterator[None]:
 def received() -> str | None:
     """The name of the first stop signal that came, or None."""
     return _received[0] if _received else None
+
+
+def end_time() -> float | None:
+    """When the scheduler ends this job by force, seconds since 1970, where it says that."""
+    end = env.read().get(END_TIME, "")
+    return float(end) if end.isdigit() else None
 
 
 def forget() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from worldsize.config import Duration
 from worldsize.errors import CheckpointError
+from worldsize.runtime import signals
 from worldsize.train import state
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from worldsize.train.progress import Progress
     from worldsize.train.settings import Saving
     from worldsize.train.step import Step
+
+_SAFETY, _SPARE_S = 2.0, 10.0
+"""How much longer than the slowest save so far the last one may take."""
 
 
 @dataclass(slots=True)
@@ -46,12 +50,26 @@ class Committer:
     resumed_at: int
     exact: bool | str = True
     since: float = field(default_factory=time.monotonic)
+    ends: float | None = field(default_factory=signals.end_time)
+    """When the scheduler ends this job by force, seconds since 1970."""
+    longest: float = 0.0
+    """Seconds that the slowest save took, on the rank that is told."""
 
     @property
     def late(self) -> bool:
         """Whether so much time has passed that this rank wishes for a commit."""
         minutes = self.saving.every_minutes
         return minutes is not None and time.monotonic() - self.since > minutes * 60
+
+    @property
+    def must_end(self) -> bool:
+        """Whether a save that is begun later may not be whole before the scheduler ends the job.
+
+        A stop signal mostly comes before; this is for saves that take longer than it leaves (`signal_lead`).
+        """
+        if self.ends is None or not self.longest:
+            return False
+        return time.time() + _SAFETY * self.longest + _SPARE_S > self.ends
 
     def due(self, step: Step, at: state.Progress) -> bool:
         """Whether a commit follows this step, as the settings say: the same answer on every rank."""
@@ -109,6 +127,7 @@ class Committer:
     def _report(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.error is None:
+                self.longest = max(self.longest, outcome.seconds)
                 facts = {"seconds": outcome.seconds, "stall": outcome.stall, "bytes": outcome.bytes}
                 self.tracker.event("save", step=outcome.step, **facts)
                 self.announce(outcome.path, outcome.step)

@@ -120,7 +120,8 @@ class Loop:
 
     def _ask(self) -> Pending:
         """Tell the others what this rank would like: to stop, to end, to save, to write."""
-        stop, end, write = signals.received() is not None, self.why is not None, self.recorder.due
+        stop = signals.received() is not None or self.committer.must_end
+        end, write = self.why is not None, self.recorder.due
         wishes = (stop, end, self.committer.late, write, self.recorder.holds)
         return self.engine.comm.start_any(wishes)
 
@@ -135,7 +136,7 @@ class Loop:
         if wishes[_STOP]:
             self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)
         if wishes[_SIGNAL] or ends:
-            self._leave(signals.received() or "stop")
+            self._leave(signals.received() or ("time limit" if self.committer.must_end else "stop"))
         if save and not wishes[_STOP]:
             self.committer.commit(self.at, last=False)
 

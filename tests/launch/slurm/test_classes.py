@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.launch.slurm import lines
-from worldsize.launch.slurm.classes import Ending, classify
+from worldsize.launch.endings import Ending
+from worldsize.launch.slurm.classes import classify
 from worldsize.launch.slurm.states import ExitRecord, JobFacts, State
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
@@ -51,6 +52,10 @@ def test_by_state(state: State, expected: Ending) -> None:
         (ended("PREEMPTED"), ExitRecord(75), Ending.PREEMPTED),
         (ended("CANCELLED"), ExitRecord(75), Ending.CANCELLED),
         (ended("FAILED", 1), ExitRecord(1, line="OutOfMemoryError: CUDA out of memory"), Ending.GPU_MEMORY),
+        (ended("FAILED", 1), ExitRecord(1, line="exit code 1", ending=Ending.NODE_FAILURE), Ending.NODE_FAILURE),
+        (ended("FAILED", 3), ExitRecord(step=40), Ending.USER_ERROR),
+        (ended("NODE_FAIL"), ExitRecord(step=40), Ending.NODE_FAILURE),
+        (ended("COMPLETED", 0), ExitRecord(step=40), Ending.COMPLETED),
     ],
 )
 def test_the_record_decides(state: State, record: ExitRecord, expected: Ending) -> None:

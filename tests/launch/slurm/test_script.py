@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.errors import ConfigError
+from worldsize.errors import EXIT_STOPPED, ConfigError
 from worldsize.launch import shell
 from worldsize.launch.profile import Profile
 from worldsize.launch.slurm.directives import directives
@@ -76,10 +76,19 @@ def test_what_a_profile_skips_is_not_rendered() -> None:
     assert "#SBATCH --gres-flags=enforce-binding" in found
 
 
-def test_what_cannot_be_rendered_is_refused() -> None:
-    """A secret that is left out in silence would be missed at the first step."""
-    with pytest.raises(ConfigError, match="secrets"):
-        lines(secrets=("TOKEN",))
+def test_nodes_with_different_gpus_are_parts_of_one_job() -> None:
+    """Equal neighbours together; what concerns the whole job is said once."""
+    found = lines(nodes=3, gpus_per_node="4,4,2", time="10")
+    at = found.index("#SBATCH hetjob")
+    assert [line for line in found[:at] if "nodes" in line or "gpus" in line] == [
+        "#SBATCH --nodes=2", "#SBATCH --gpus-per-node=4",
+    ]  # fmt: skip
+    assert found[at + 1 :] == [
+        "#SBATCH --job-name=train", "#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=2",
+    ]  # fmt: skip
+    text = script(spec(nodes=3, gpus_per_node="4,4,2"), SITE, PLACE)
+    assert "srun --het-group=0,1 " in text
+    assert "--nproc-per-node=4,4,2" in text
 
 
 @pytest.fixture
@@ -138,7 +147,7 @@ def test_a_stopped_member_of_an_array_requeues_itself_alone(ran: Any) -> None:
 def test_a_record_decides_and_not_the_code(ran: Any) -> None:
     """Launchers make 1 of every code."""
     code, seen = ran(spec(), STOPPED)
-    assert code == 1
+    assert code == EXIT_STOPPED
     assert seen["scontrol"] == [["requeue", "12"]]
 
 
@@ -148,8 +157,8 @@ def test_a_stop_signal_reaches_the_step_and_its_end_is_waited_for(ran: Any) -> N
         "done = []\nsignal.signal(signal.SIGUSR1, lambda *_: done.append(1))\nos.kill(os.getppid(), signal.SIGUSR1)\n"
         "end = time.monotonic() + 20\n"
         "while not done and time.monotonic() < end: time.sleep(0.01)\n"
-        "time.sleep(0.3)\nopen(os.environ['WORLDSIZE_EXIT_FILE'], 'w').write('stopped 7\\n')\nsys.exit(9 if done else 1)"
+        "time.sleep(0.3)\nif done: open(os.environ['WORLDSIZE_EXIT_FILE'], 'w').write('stopped 7\\n')\nsys.exit(9)"
     )
     code, seen = ran(spec(), body)
-    assert code == 9
+    assert code == EXIT_STOPPED
     assert seen["scontrol"] == [["requeue", "12"]]

@@ -105,15 +105,23 @@ def test_a_record_of_another_attempt_is_not_of_this_one() -> None:
     assert not ExitRecord(75, restarts=1).of(facts)
 
 
-def test_a_record_needs_a_code() -> None:
-    """Anything else is refused."""
-    with pytest.raises(LaunchError, match="no code"):
-        ExitRecord.from_json({"line": "x"})
+def test_a_record_without_a_code_is_no_end() -> None:
+    """A job that has only said how far it got may run on."""
+    assert states.merge(NOBODY, LATE, ExitRecord(step=40), asked=Asked("7", NOW, SUBMITTED)).name == "UNKNOWN"
 
 
-def test_a_record_may_hold_more() -> None:
-    """What others wrote beside it does not matter."""
-    assert ExitRecord.from_json({"code": 75, "step": 12, "host": "a"}) == ExitRecord(75, step=12)
+def test_a_record_is_not_the_last_word_while_squeue_is_deaf() -> None:
+    """A job that failed or stopped may be in the queue again; one that completed is not."""
+    asked = Asked("7", NOW, SUBMITTED)
+    assert [states.merge(DEAF, LATE, record, asked=asked).final for record in (ExitRecord(75), GOOD)] == [False, True]
+
+
+def test_members_are_known_by_their_records() -> None:
+    """Those that Slurm has forgotten, beside those that it lists, in their order (B034)."""
+    facts = replace(entry("RUNNING"), job="7_10", array=7, task=10)
+    found = states.gather(Asked("7", NOW, SUBMITTED), Listing((facts,)), None, {"7_2": GOOD, "77_3": BAD})
+    assert {job: state.name for job, state in found.items()} == {"7_2": "COMPLETED", "7_10": "RUNNING"}
+    assert list(found) == ["7_2", "7_10"]
 
 
 def test_names_and_comments_may_hold_anything() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import replace
+
 import pytest
 
 from worldsize.errors import ConfigError
 from worldsize.launch.slurm.ways import Place, Work, command
 
 WORK = Work(program=("train.py", "--lr", "1e-3"), python="/py")
-SECOND = Place(node=1, nodes=2, nproc=4, world=8, address="fd00::1", port=4242, run_id="12-0-0")
+SECOND = Place(node=1, sizes=(4, 4), address="fd00::1", port=4242, run_id="12-0-0", hosts=("a", "b"))
 
 
 def words(way: str, work: Work = WORK) -> str:
@@ -37,6 +41,19 @@ def test_a_template_is_filled_on_every_node_and_keeps_other_braces() -> None:
     template = "run --n {num_processes} --of {num_machines} --me {machine_rank} --to {main_process_ip} '{json: {}}'"
     found = command("template", Work(program=("a b",), python="/py", template=template), SECOND)
     assert found == ("run", "--n", "8", "--of", "2", "--me", "1", "--to", "fd00::1", "{json: {}}", "a b")
+
+
+def test_deepspeed_is_told_all_nodes_and_this_ones_devices() -> None:
+    """Devices as Slurm gave them: a list that begins at 0 would take those of another job."""
+    found = command("deepspeed", WORK, replace(SECOND, devices=("4", "5", "6", "7")))
+    world = json.loads(base64.urlsafe_b64decode(found[4].removeprefix("--world_info=")))
+    assert world == {"node0": [0, 1, 2, 3], "node1": ["4", "5", "6", "7"]}
+    assert found[-4:] == ("--no_local_rank", *WORK.program)
+
+
+def test_horovodrun_is_told_every_node() -> None:
+    """It reaches them itself."""
+    assert words("horovodrun") == "horovodrun -np 8 -H a:4,b:4 /py -u train.py --lr 1e-3"
 
 
 def test_an_unknown_way_is_refused() -> None:

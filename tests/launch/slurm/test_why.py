@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.launch.slurm import lines
-from worldsize.launch.slurm.classes import Ending, classify
+from worldsize.launch.endings import Ending
+from worldsize.launch.slurm.classes import classify
 from worldsize.launch.slurm.nodes import when
 from worldsize.launch.slurm.states import ExitRecord, JobFacts, State
 from worldsize.launch.slurm.why import Around, Why, why_ended, why_waiting
@@ -177,6 +178,20 @@ def test_the_jobs_own_line_is_shown() -> None:
     why = why_ended(state, Ending.USER_ERROR, ExitRecord(1, line="rank 3 of 4 on b failed: ValueError: x", step=40))
     assert why is not None
     assert why.evidence == ("rank 3 of 4 on b failed: ValueError: x", "committed up to step 40")
+
+
+def test_the_exception_in_a_log_is_shown_where_there_is_no_record() -> None:
+    """With its place, once; a job that is not ours is not ours to restart (B094)."""
+    tail = (
+        'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\nValueError: bad key x\n'
+    )
+    state = State("7", "FAILED", "squeue", final=True)
+    why = why_ended(state, Ending.USER_ERROR, None, tail, ours=False)
+    assert why is not None
+    assert why.evidence == ("its log: ValueError: bad key x (train.py:3)",)
+    stopped = why_ended(state, Ending.STOPPED, None, "", ours=False)
+    assert stopped is not None
+    assert stopped.do == "to go on: submit it again"
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:

@@ -3,50 +3,59 @@
 from __future__ import annotations
 
 import shlex
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from worldsize.errors import ConfigError
-from worldsize.launch.slurm.ways import TASK_A_RANK, WAYS
+from worldsize.launch.slurm.ways import TASK_A_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from worldsize.launch.profile import Profile
     from worldsize.launch.slurm.places import Where
     from worldsize.launch.spec import JobSpec
 
-_UNHEARD = ("pass_env", "secrets", "conda", "stage", "run_dir")
-
 
 def directives(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     """The #SBATCH lines, in sbatch's own words."""
-    refuse(spec)
-    given = {name: value for name, value in _asked(spec, profile, where) if value is not None}
-    lines = [_directive(name, value) for name, value in given.items() if name not in profile.skip]
-    return [f"#SBATCH {line}" for line in (*lines, *profile.add, *spec.extra)]
+    first, *others = parts(spec)
+    lines = [*_rendered(_asked(first, profile), profile), *_rendered(_whole(spec, profile, where), profile)]
+    lines += [*profile.add, *spec.extra]
+    for part in others:
+        lines += ["hetjob", *_rendered(_asked(part, profile), profile)]
+    return [f"#SBATCH {line}" for line in lines]
 
 
-def refuse(spec: JobSpec) -> None:
-    """Raises ConfigError for what a spec can say and no script does: better than to leave it out in silence."""
-    unheard = [name for name in _UNHEARD if getattr(spec, name)]
-    if unheard or spec.is_het or spec.launcher not in WAYS:
-        raise ConfigError(
-            "this cannot be rendered",
-            found=", ".join([*unheard, *["nodes with different GPUs"] * spec.is_het]) or f"launcher {spec.launcher}",
-            do="leave it out, or write it into setup",
-        )
+def parts(spec: JobSpec) -> list[JobSpec]:
+    """A spec for each run of nodes with the same number of GPUs: more than one make a heterogeneous job."""
+    if not isinstance(spec.gpus_per_node, tuple):
+        return [spec]
+    runs = [(gpus, len(list(nodes))) for gpus, nodes in groupby(spec.gpus_per_node)]
+    return [spec.model_copy(update={"gpus_per_node": gpus, "nodes": nodes}) for gpus, nodes in runs]
 
 
-def _asked(spec: JobSpec, profile: Profile, where: Where) -> Iterator[tuple[str, str | bool | None]]:
+def _rendered(asked: Iterable[tuple[str, str | bool | None]], profile: Profile) -> list[str]:
+    given = {name: value for name, value in asked if value is not None}
+    return [_directive(name, value) for name, value in given.items() if name not in profile.skip]
+
+
+def _asked(spec: JobSpec, profile: Profile) -> Iterator[tuple[str, str | bool | None]]:
+    """What is asked for each part of a job."""
     plain = ("job_name", "partition", "account", "qos", "constraint", "reservation", "nodes")
     yield from ((_option(name), _text(getattr(spec, name))) for name in plain)
     yield "ntasks-per-node", str(tasks_per_node(spec))
     yield from _gpus(spec, profile)
     yield "mem", spec.memory_option
-    sized = ("cpus_per_task", "mem_per_cpu", "mem_per_gpu", "time", "array", "licenses", "begin", "nice")
+    sized = ("cpus_per_task", "mem_per_cpu", "mem_per_gpu")
     yield from ((_option(name), _text(getattr(spec, name))) for name in sized)
     yield "exclusive", spec.exclusive or None
-    yield from ((name, _text(getattr(spec, name))) for name in ("nodelist", "exclude"))
+    yield "exclude", _text(spec.exclude)
+
+
+def _whole(spec: JobSpec, profile: Profile, where: Where) -> Iterator[tuple[str, str | bool | None]]:
+    """What is asked once, with the first part."""
+    whole = ("time", "array", "licenses", "begin", "nice", "nodelist")
+    yield from ((_option(name), _text(getattr(spec, name))) for name in whole)
     if spec.dependency:
         yield "dependency", ",".join(":".join((kind, *map(str, ids))) for kind, ids in spec.dependency)
         yield "kill-on-invalid-dep", "yes"
@@ -68,6 +77,8 @@ def may_requeue(spec: JobSpec, profile: Profile) -> bool:
 
 def tasks_per_node(spec: JobSpec) -> int:
     """Tasks of the step on each node: one a rank, or one that starts the node's ranks."""
+    if spec.exec_command is not None:
+        return spec.ntasks_per_node or 1
     return spec.ranks_per_node if spec.launcher == TASK_A_RANK else 1
 
 

@@ -1,38 +1,112 @@
-"""Room: how a batch script ends: stop signals passed on, the step waited for, the job put back where it stopped. Pure."""
+"""Room: how a batch script ends: stop signals passed on, the step waited for, the job put back where it may go on. Pure.
+
+Where the ranks stopped on request, bash alone decides, at once: little time may be left. What a failure was, and whether
+another attempt may end differently, is told by `worldsize after`.
+"""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
+from worldsize.errors import EXIT_STOPPED
 from worldsize.launch.slurm.directives import may_requeue
 
 if TYPE_CHECKING:
     from worldsize.launch.profile import Profile
+    from worldsize.launch.slurm.places import Where
     from worldsize.launch.spec import JobSpec
 
+_SIGNALLED = 128
+_MOST_IDLE = 2
+"""Attempts in a row that were stopped and committed nothing, after which a job stays out of the queue."""
 
-def ending(spec: JobSpec, profile: Profile) -> list[str]:
+_WAIT = (
+    "asked=",
+    "stop() {",
+    "  caught=1",
+    '  [ -n "$asked" ] || { while kill -s USR1 "$step"; do sleep 15; done 2>/dev/null & asked=$!; }',
+    "}",
+    "trap stop USR1 TERM",
+    "caught=1",
+    'while [ "$caught" = 1 ]; do caught=0; wait "$step"; code=$?; done',
+    "trap '' USR1 TERM",
+    '[ -z "$asked" ] || kill "$asked" 2>/dev/null',
+)
+"""A signal ends `wait`, whose code is then the signal's: it waits again for the step's own. The signal is passed on until
+the step has ended: a rank that is just starting may not hear it yet."""
+
+_READ = (
+    "stopped=; at=0",
+    'if [ -r "$WORLDSIZE_EXIT_FILE" ]; then',
+    '  while read -r word step _; do case "$word" in',
+    "    stopped) stopped=1; at=$step ;;",
+    "    committed) at=$step ;;",
+    '  esac; done < "$WORLDSIZE_EXIT_FILE"',
+    "fi",
+    'echo "ended $code" >> "$WORLDSIZE_EXIT_FILE"',
+)
+
+_STOPPED = (
+    f"code={EXIT_STOPPED}",
+    'progress="$folder/progress-${SLURM_ARRAY_TASK_ID:-0}"; before=0; idle=0',
+    '[ -r "$progress" ] && read -r before idle < "$progress"',
+    'if [ "$at" -gt "$before" ]; then before=$at; idle=0; else idle=$((idle + 1)); fi',
+    'echo "$before $idle" > "$progress"',
+    f'if [ "$idle" -lt {_MOST_IDLE} ]; then again "stopped at step $at"; else',
+    '  echo "worldsize: not put back into the queue: nothing was committed since step $before. Do: give it more --time"',
+    "fi",
+)
+
+_REQUEUE = (
+    'echo "worldsize: $1; back into the queue"',
+    'scontrol requeue "$job" || return',
+    'while [ -n "${2:-}" ] && ! scontrol update jobid="$job" excnodelist="$2" 2>/dev/null; do sleep 0.2; done',
+    "sleep 60",
+)
+"""Slurm ends this script when it puts the job back; nodes can be left out as soon as it waits again."""
+
+_FOLLOW = (
+    'echo "worldsize: $1; a job that follows goes on from there"',
+    "for name in ${!SLURM_@} ${!SBATCH_@} ${!SRUN_@}; do",
+    '  case "$name" in SLURM_CONF | SLURM_JWT | SLURM_ARRAY_TASK_ID | SLURM_JOB_ID) ;; *) unset "$name" ;; esac',
+    "done",
+    'set -- --dependency="afterany:$SLURM_JOB_ID" ${2:+--exclude="$2"}',
+    'set -- "$@" ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"}',
+    'sbatch --parsable "$@" "$folder/script.sh" > "$folder/next-$job"',
+)
+"""It ends with the code of the training: who waits for it with afterok must not start yet."""
+
+
+def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     """The lines of bash."""
     return [
-        "trap 'caught=1; kill -s USR1 \"$step\" 2>/dev/null' USR1 TERM",
-        "caught=1",
-        'while [ "$caught" = 1 ]; do caught=0; wait "$step"; code=$?; done',
-        "trap - USR1 TERM",
-        'word=; [ -r "$WORLDSIZE_EXIT_FILE" ] && read -r word at < "$WORLDSIZE_EXIT_FILE"',
-        'if [ "$code" != 0 ] && [ "$word" = stopped ] && [ ! -e "$folder/stay-$job" ]; then',
-        *(f"  {line}" for line in (_REQUEUE if may_requeue(spec, profile) else _FOLLOW)),
+        *_WAIT,
+        *_READ,
+        "again() {",
+        *_indented(_REQUEUE if may_requeue(spec, profile) else _FOLLOW),
+        "}",
+        'if [ "$code" = 0 ] || [ -e "$folder/stay-$job" ]; then :',
+        f'elif [ -n "$stopped" ] || {{ [ -n "$asked" ] && [ "$code" -gt {_SIGNALLED} ]; }}; then',
+        *_indented(_STOPPED),
+        "else",
+        *_indented(_failed(spec, where)),
         "fi",
         'echo "worldsize: job $job, attempt $attempt, ended with code $code"',
         'exit "$code"',
     ]
 
 
-_REQUEUE = (
-    'echo "worldsize: stopped at step $at; back into the queue"',
-    'scontrol requeue "$job" && sleep 60',
-)
-"""Slurm ends this script when it puts the job back: until then there is nothing to do."""
-_FOLLOW = (
-    'echo "worldsize: stopped at step $at; a job that follows goes on from there"',
-    'sbatch --dependency="afterany:$SLURM_JOB_ID" "$folder/script.sh" && exit 0',
-)
+def _failed(spec: JobSpec, where: Where) -> list[str]:
+    python = shlex.quote(where.host_python or where.python)
+    ranks = ",".join(map(str, spec.ranks)) if spec.is_het else str(spec.ranks_per_node)
+    asked = f'--ranks={ranks} --log="$(readlink -f /proc/$$/fd/1)" --began="$began"'
+    limits = f"--max-restarts={spec.max_restarts}{'' if spec.exclude_bad_nodes else ' --no-exclude'}"
+    return [
+        f'said=$({python} -m worldsize after {asked} {limits} "$folder" "$job" "$attempt" "$code")',
+        'case "$said" in again*) nodes=${said#again}; again "tried again" "${nodes# }" ;; esac',
+    ]
+
+
+def _indented(lines: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

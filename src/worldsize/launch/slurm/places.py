@@ -16,7 +16,9 @@ class Where:
     Attributes:
         folder: the job's own folder, shared by all nodes: script, logs, exit records.
         python: the interpreter of the nodes, with worldsize in it.
+        host_python: that of the batch script, where it is another one: outside of a container, say.
     """
 
     folder: PurePath
     python: str
+    host_python: str | None = None

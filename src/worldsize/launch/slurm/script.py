@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from worldsize.launch.slurm.directives import directives
 from worldsize.launch.slurm.ending import ending
-from worldsize.launch.slurm.environment import environment
+from worldsize.launch.slurm.environment import enter, environment
 from worldsize.launch.slurm.step import step
 
 if TYPE_CHECKING:
@@ -27,10 +27,15 @@ def script(spec: JobSpec, profile: Profile, where: Where) -> str:
         ["#!/bin/bash", *directives(spec, profile, where)],
         _opening(where),
         list(environment(spec, profile)),
-        step(spec, profile, where),
-        ending(spec, profile),
+        step(spec, profile, where) if spec.exec_command is None else _own_steps(spec.exec_command, spec, profile),
+        ending(spec, profile, where),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def _own_steps(line: str, spec: JobSpec, profile: Profile) -> list[str]:
+    """Bash becomes the last command of the line, so that an srun there gets the stop signal itself."""
+    return [f"{enter(spec, profile)}bash -c {shlex.quote(line)} &", "step=$!"]
 
 
 def _opening(where: Where) -> list[str]:
@@ -39,8 +44,17 @@ def _opening(where: Where) -> list[str]:
         f"folder={shlex.quote(str(where.folder))}",
         "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
         "job=${job:-$SLURM_JOB_ID}",
-        "attempt=${SLURM_RESTART_COUNT:-0}",
+        "attempt=${SLURM_RESTART_COUNT:-0}; began=$EPOCHSECONDS",
         'export WORLDSIZE_JOB="$job" WORLDSIZE_EXIT_FILE="$folder/exit-$job-$attempt"',
         'mkdir -p "$folder/meet" && rm -f "$WORLDSIZE_EXIT_FILE"',
+        *_LIMIT,
         'echo "worldsize: job $job, attempt $attempt, on $SLURM_JOB_NUM_NODES nodes: $SLURM_JOB_NODELIST"',
     ]
+
+
+_LIMIT = (
+    'end=${SLURM_JOB_END_TIME:-$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)}',
+    'case "$end" in *-*T*) end=$(date -d "$end" +%s 2>/dev/null) ;; esac',
+    'case "$end" in "" | *[!0-9]*) ;; *) export WORLDSIZE_END_TIME="$end" ;; esac',
+)
+"""When the job is ended by force: whoever needs longer to save than the stop signal gives him begins earlier."""

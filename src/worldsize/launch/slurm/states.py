@@ -15,6 +15,8 @@ from worldsize.errors import EXIT_STOPPED, LaunchError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from worldsize.launch.endings import Ending
+
 END = "\x1f"
 """Ends every field."""
 
@@ -43,7 +45,7 @@ ENDED = frozenset(
     }
 )  # fmt: skip
 
-_CLOCKS_S = 600
+CLOCKS_S = 600
 """How far the clock of whoever submitted may be from the controller's. Ids come again after weeks, not minutes."""
 
 _NOTHING = frozenset(
@@ -142,33 +144,22 @@ class ExitRecord:
     """What the job itself wrote down when its training ended, since launchers flatten exit codes.
 
     Attributes:
-        code: the training's own exit code; 75: stopped on request, everything committed.
+        code: the training's own exit code; 75: stopped on request, everything committed; None where it has not said.
         signal: the signal that ended it, 0 if none did.
         line: what failed, in one line.
         step: the newest committed step.
-        time: when it ended, seconds since 1970.
+        time: when it was last written to, seconds since 1970.
         restarts: SLURM_RESTART_COUNT of that attempt.
+        ending: how it ended, where the job itself found that out.
     """
 
-    code: int
+    code: int | None = None
     signal: int = 0
     line: str = ""
     step: int | None = None
     time: float | None = None
     restarts: int | None = None
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ExitRecord:
-        """The record among whatever else the file holds.
-
-        Raises:
-            LaunchError: there is no exit code in it.
-        """
-        code = values.get("code")
-        if not isinstance(code, int):
-            raise LaunchError("an exit record has no code", found=str(dict(values)))
-        known = {name: values[name] for name in cls.__dataclass_fields__ if values.get(name) is not None}
-        return cls(**known)
+    ending: Ending | None = None
 
     def of(self, facts: JobFacts | None) -> bool:
         """Whether it speaks of this incarnation of the job, as far as can be told."""
@@ -176,7 +167,7 @@ class ExitRecord:
             return True
         if self.restarts is not None and facts.restarts is not None and self.restarts != facts.restarts:
             return False
-        return self.time is None or facts.start is None or not facts.ended or self.time >= facts.start - _CLOCKS_S
+        return self.time is None or facts.start is None or not facts.ended or self.time >= facts.start - CLOCKS_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +284,10 @@ def gather(
         records: what jobs wrote, by id.
     """
     listed = [*queue.jobs, *(accounting.jobs if accounting else ())]
-    names = {facts.job: (facts.task or 0, facts.part or 0) for facts in listed if belongs(facts, asked.job)}
+    names = {facts.job for facts in listed if belongs(facts, asked.job)}
+    names |= {name for name in records or {} if name.startswith(f"{asked.job}_")}
     states = {}
-    for name in sorted(names, key=lambda name: names[name]) or [asked.job]:
+    for name in sorted(names, key=_place) or [asked.job]:
         of_name = Asked(name, asked.now, asked.submitted, asked.seen, asked.grace)
         states[name] = merge(queue, accounting, (records or {}).get(name), asked=of_name)
     return states
@@ -314,8 +306,10 @@ def merge(queue: Listing, accounting: Listing | None, record: ExitRecord | None,
     if kept is not None and kept.ended:
         return State(asked.job, kept.state, "sacct", queue.missing is None, kept, queue.missing)
     note = _missing(queue, accounting, kept)
-    if record is not None and record.of(kept) and _not_before(record.time, asked):
-        return State(asked.job, _recorded(record), "record", final=True, facts=kept, note=note)
+    if record is not None and record.code is not None and record.of(kept) and _not_before(record.time, asked):
+        name = _recorded(record)
+        sure = queue.missing is None or name == "COMPLETED"
+        return State(asked.job, name, "record", sure, kept, note)
     since = max(asked.seen or 0.0, asked.submitted or 0.0)
     over = queue.missing is None and asked.now - since > asked.grace
     return State(asked.job, UNKNOWN, "nobody", final=over, facts=kept, note=note)
@@ -514,8 +508,13 @@ def _newest(listing: Listing, asked: Asked) -> JobFacts | None:
     return max(of_job, key=lambda facts: (facts.submit or 0, facts.start or 0), default=None)
 
 
+def _place(job: str) -> tuple[int, ...]:
+    """Of a member or part among the others."""
+    return tuple(int(number) for number in re.findall("[0-9]+", job))
+
+
 def _not_before(when: float | None, asked: Asked) -> bool:
-    return when is None or asked.submitted is None or when >= asked.submitted - _CLOCKS_S
+    return when is None or asked.submitted is None or when >= asked.submitted - CLOCKS_S
 
 
 def _missing(queue: Listing, accounting: Listing | None, kept: JobFacts | None) -> str | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from worldsize.launch.slurm.directives import tasks_per_node
-from worldsize.launch.slurm.ways import TASK_A_RANK
+from worldsize.launch.container import registry as container
+from worldsize.launch.slurm.directives import parts, tasks_per_node
+from worldsize.launch.slurm.environment import enter, told
+from worldsize.launch.slurm.ways import ONE_TASK, TASK_A_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,26 +27,45 @@ def step(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
 
 
 def _srun(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
-    per_node = tasks_per_node(spec)
-    options = [f"--nodes={spec.nodes} --ntasks={spec.nodes * per_node} --ntasks-per-node={per_node}"]
+    options = [_tasks(spec)]
     if spec.cpus_per_task is not None:
         # Since 22.05 srun does not take it from the job any more.
         options.append(f"--cpus-per-task={spec.cpus_per_task}")
     options.append(f"--kill-on-bad-exit=1 --wait={_SRUN_WAIT_S}")
+    if spec.launcher == TASK_A_RANK and spec.world_size > 1:
+        options.append("--label")
     if profile.mpi is not None:
         options.append(f"--mpi={profile.mpi}")
-    return [*options, f"{shlex.quote(where.python)} -m worldsize node", *_node(spec, profile), _program(spec)]
+    binds = (("cpu", spec.cpu_bind), ("gpu", spec.gpu_bind))
+    options += [f"--{name}-bind={shlex.quote(bind)}" for name, bind in binds if bind]
+    inside = container.render(spec, profile)
+    options += map(shlex.quote, inside.srun)
+    node = f"{enter(spec, profile)}{shlex.join((*inside.argv, where.python))} -m worldsize node"
+    return [*options, node, *_node(spec, profile), _program(spec)]
+
+
+def _tasks(spec: JobSpec) -> str:
+    """How many tasks, where."""
+    if spec.launcher == ONE_TASK:
+        return "--nodes=1 --ntasks=1"
+    if spec.is_het:
+        # Each part has its own counts, which srun knows from the job.
+        return f"--het-group={','.join(map(str, range(len(parts(spec)))))}"
+    per_node = tasks_per_node(spec)
+    return f"--nodes={spec.nodes} --ntasks={spec.nodes * per_node} --ntasks-per-node={per_node}"
 
 
 def _node(spec: JobSpec, profile: Profile) -> Iterator[str]:
     yield f'--launcher={spec.launcher} --meet="$folder/meet" --log-dir="$folder/logs-$job"'
     if spec.launcher != TASK_A_RANK:
-        yield f"--nproc-per-node={spec.ranks_per_node} --max-restarts={spec.max_restarts}"
+        each = ",".join(map(str, spec.ranks)) if spec.is_het else spec.ranks_per_node
+        yield f"--nproc-per-node={each} --max-restarts={spec.max_restarts}"
     yield f"--grace={spec.signal_lead}"
     if profile.address_suffix:
         yield f"--address-suffix={shlex.quote(profile.address_suffix)}"
     if profile.interface:
         yield f"--interface={shlex.quote(profile.interface)}"
+    yield from told(spec)
     if spec.command:
         yield f"--template={shlex.quote(spec.command)}"
 

@@ -6,17 +6,22 @@ job is handed over. Nothing is left behind where that fails.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsize.errors import ConfigError
-from worldsize.launch.slurm import facts
+from worldsize.launch import env, fingerprint, preflight, secrets
+from worldsize.launch.container import places as containers
+from worldsize.launch.slurm import facts, preparing
+from worldsize.launch.slurm.environment import carried, interpreter
 from worldsize.launch.slurm.places import Where
 from worldsize.launch.slurm.script import script
+from worldsize.launch.slurm.tickets import SCRIPT, SPEC, Ticket, recall, remember, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,26 +30,9 @@ if TYPE_CHECKING:
     from worldsize.launch.slurm.client import Client
     from worldsize.launch.spec import JobSpec
 
-SCRIPT, SPEC = "script.sh", "spec.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A job that was handed over.
-
-    Attributes:
-        job: Slurm's id.
-        folder: its own folder.
-        name: the job's name.
-        submitted: seconds since 1970.
-        cluster: the cluster, where sbatch named one.
-    """
-
-    job: str
-    folder: str
-    name: str
-    submitted: float
-    cluster: str | None = None
+__all__ = [
+    "SCRIPT", "SPEC", "Draft", "Ticket", "caller", "check", "draft", "furnish", "recall", "remember", "state_folder", "submit",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +44,84 @@ class Draft:
     text: str
 
 
-def draft(spec: JobSpec, profile: Profile, folder: Path | None = None) -> Draft:
+def draft(
+    spec: JobSpec, profile: Profile, folder: Path | None = None, *, environ: Mapping[str, str] | None = None
+) -> Draft:
     """Render the job. Touches nothing.
 
     Args:
         spec: what is asked for.
         profile: the site.
         folder: the job's own folder; None: `jobs/<name>-<time>` in the working folder of the job.
+        environ: the submitter's environment; None: this process's.
+
+    Raises:
+        ConfigError: the spec names a variable that is not set there; or see `preparing.resolved`.
     """
-    home = Path(spec.chdir or Path.cwd()).absolute()
-    spec = spec.model_copy(update={"chdir": str(home)})
+    spec = preparing.whole(spec)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    where = Where((folder or home / "jobs" / f"{spec.job_name}-{stamp}").absolute(), profile.python or sys.executable)
-    return Draft(spec, where, script(spec, profile, where))
+    place = (folder or Path(str(spec.chdir)) / "jobs" / f"{spec.job_name}-{stamp}").absolute()
+    python = profile.python or sys.executable
+    where = Where(place, interpreter(spec, python), host_python=python)
+    environ = env.read() if environ is None else environ
+    own = preparing.resolved(spec, place, environ, profile.pass_env)
+    own = containers.bound(own, place, profile, environ)
+    spec = spec.model_copy(update={"container": own.container})
+    return Draft(spec, where, script(own, profile, where))
 
 
 def check(made: Draft) -> None:
     """What can be known to be wrong here.
 
     Raises:
-        ConfigError: the script is not there, or a folder cannot be written.
+        ConfigError: the script or another path is not there, or the run that it goes on with does not fit its ranks.
     """
-    home, program = Path(str(made.spec.chdir)), made.spec.program
+    spec = made.spec
+    home, program = Path(str(spec.chdir)), spec.program
     if not home.is_dir():
         raise ConfigError("the working folder of the job is not there", found=str(home), do="give another --chdir")
     if program and program[0] != "-m" and not (home / program[0]).is_file():
         raise ConfigError(f"there is no script {program[0]}", found=f"working folder {home}", do="see --chdir")
+    preparing.check(spec)
+    containers.check(spec, Path(made.where.folder))
+    if spec.run_dir and program and not spec.is_het:
+        preflight.fits(spec.run_dir, spec.world_size, spec.env.get("WORLDSIZE_STRATEGY", ""))
+
+
+def caller(client: Client, spec: JobSpec) -> Client:
+    """Who calls sbatch for a job: with the environment that the job begins with."""
+    kept = {name: value for name, value in client.environ.items() if name in client.keep}
+    return replace(client, environ=kept | carried(client.environ, spec))
+
+
+def furnish(made: Draft, environ: Mapping[str, str]) -> None:
+    """Put what the job needs besides its script into its folder: secrets, the code's copy, the fingerprint.
+
+    Raises:
+        ConfigError: a secret is not set, or the code cannot be copied.
+    """
+    folder, spec = Path(made.where.folder), made.spec
+    for log in filter(None, (spec.output, spec.error)):
+        _writable(Path(str(spec.chdir), log).parent)
+    if spec.secrets:
+        secrets.leave(folder / secrets.FILE, secrets.values(spec.secrets, environ))
+    if spec.snapshot:
+        preparing.copy_code(spec, folder)
+    code = None if spec.snapshot else Path(str(spec.chdir))
+    # The Python of an image is not to be asked here.
+    if spec.program and not spec.container and (found := fingerprint.of(made.where.python, code, environ)):
+        facts.put(folder / fingerprint.FILE, found)
+
+
+def _writable(folder: Path) -> None:
+    """Slurm opens logs before the script runs, and makes no folders (B032)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} may not be written"
+    except OSError as error:
+        found = str(error)
+    if found:
+        raise ConfigError("the log cannot be written", found=found, do="give another --output")
 
 
 def submit(made: Draft, client: Client, state: Path, *, fill: Callable[[Path], None] | None = None) -> Ticket:
@@ -106,33 +146,15 @@ def submit(made: Draft, client: Client, state: Path, *, fill: Callable[[Path], N
     try:
         (folder / SCRIPT).write_text(made.text, encoding="utf-8")
         (folder / SPEC).write_text(made.spec.model_dump_json(indent=2), encoding="utf-8")
+        furnish(made, client.environ)
         if fill is not None:
             fill(folder)
+        client = caller(client, made.spec)
         client.test([str(folder / SCRIPT)])
         answer = client.submit([str(folder / SCRIPT)])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    ticket = Ticket(answer.job, str(folder), made.spec.job_name, time.time(), answer.cluster)
+    ticket = Ticket(answer.job, str(folder), made.spec.job_name, time.time(), answer.cluster, notes=answer.notes)
     remember(ticket, state)
     return ticket
-
-
-def state_folder(environ: Mapping[str, str]) -> Path:
-    """Where a user's jobs are remembered, so that commands work from any folder and in a later shell."""
-    base = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local" / "state")
-    return Path(base) / "worldsize" / "jobs"
-
-
-def remember(ticket: Ticket, state: Path) -> None:
-    """Keep where a job is. Ids come again on another cluster, or when a controller is set up anew: the newest counts."""
-    facts.put(state / f"{ticket.job}.json", ticket)
-
-
-def recall(job: str, state: Path) -> Ticket | None:
-    """Where a job is, None where it was not handed over by us, here."""
-    number = job.partition("_")[0].partition("+")[0]
-    try:
-        return Ticket(**facts.get(state / f"{number}.json"))
-    except (OSError, ValueError):
-        return None

@@ -1,22 +1,27 @@
 """Room: the ways in which the ranks of a Slurm job are started: what one task of the step executes. Pure, no torch.
 
-`srun` starts one task a rank; every other way starts one task a node, which starts that node's ranks.
+`srun` starts one task a rank; `horovodrun` one task in all, which reaches the other nodes by ssh; every other way one task
+a node, which starts that node's ranks.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsize.errors import ConfigError
+from worldsize.launch.template import PLACES, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 TASK_A_RANK = "srun"
-PLACES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
-"""What a template may name, each in braces."""
+ONE_TASK = "horovodrun"
+HEARS_STOPS = ("worldsize", TASK_A_RANK)
+"""Where the process that srun starts knows what SIGUSR1 asks for: our supervisor, or the rank itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +30,35 @@ class Place:
 
     Attributes:
         node: this node's number; nodes: how many there are.
-        nproc: ranks on this node; world: ranks in all.
+        sizes: ranks on each node.
         address: where the first node is reached; port: one that is free there and kept for this job.
         run_id: the name of this attempt, equal on all nodes.
+        devices: the GPUs that Slurm gave this node's task, as CUDA_VISIBLE_DEVICES names them; empty: all, or none.
+        hosts: the names of the job's nodes.
     """
 
     node: int
-    nodes: int
-    nproc: int
-    world: int
+    sizes: tuple[int, ...]
     address: str
     port: int
     run_id: str
+    devices: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.sizes)
+
+    @property
+    def nproc(self) -> int:
+        """Ranks on this node."""
+        return self.sizes[self.node]
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return sum(self.sizes)
 
     @property
     def endpoint(self) -> str:
@@ -104,7 +126,8 @@ def _torchrun(work: Work, place: Place) -> tuple[str, ...]:
     )
     nodes = ("--nnodes", str(place.nodes), "--node-rank", str(place.node)) if place.nodes > 1 else ()
     ranks = ("--nproc-per-node", str(place.nproc), "--max-restarts", str(work.max_restarts))
-    return (work.python, "-m", "torch.distributed.run", *nodes, *meeting, *ranks, *work.program)
+    logs = ("--log-dir", work.log_dir) if work.log_dir else ()
+    return (work.python, "-m", "torch.distributed.run", *nodes, *meeting, *ranks, *logs, *work.program)
 
 
 def _accelerate(work: Work, place: Place) -> tuple[str, ...]:
@@ -118,23 +141,34 @@ def _accelerate(work: Work, place: Place) -> tuple[str, ...]:
         "--machine_rank",
         str(place.node),
     )
+    several = ("--multi_gpu",) if place.world > 1 else ()
     meeting = ("--main_process_ip", place.address, "--main_process_port", str(place.port))
     module, words = (("--module",), work.program[1:]) if work.program[0] == "-m" else ((), work.program)
-    return (work.python, "-m", "accelerate.commands.launch", *numbers, *meeting, *module, *words)
+    return (work.python, "-m", "accelerate.commands.launch", *several, *numbers, *meeting, *module, *words)
+
+
+def _deepspeed(work: Work, place: Place) -> tuple[str, ...]:
+    """What DeepSpeed's own runner starts on each node, once it has got there."""
+    slots = {f"node{at}": list(range(size)) for at, size in enumerate(place.sizes)}
+    own: list[str] | list[int] = list(place.devices[: place.nproc]) or slots[f"node{place.node}"]
+    world = base64.urlsafe_b64encode(json.dumps(slots | {f"node{place.node}": own}).encode()).decode()
+    meeting = (f"--master_addr={place.address}", f"--master_port={place.port}", f"--node_rank={place.node}")
+    module, words = (("--module",), work.program[1:]) if work.program[0] == "-m" else ((), work.program)
+    start = (work.python, "-u", "-m", "deepspeed.launcher.launch")
+    # Without its --local_rank the program gets exactly its own words; LOCAL_RANK says the same.
+    return (*start, f"--world_info={world}", *meeting, "--no_local_rank", *module, *words)
+
+
+def _horovodrun(work: Work, place: Place) -> tuple[str, ...]:
+    hosts = ",".join(f"{host}:{size}" for host, size in zip(place.hosts, place.sizes, strict=True))
+    return ("horovodrun", "-np", str(place.world), "-H", hosts, work.python, "-u", *work.program)
 
 
 def _template(work: Work, place: Place) -> tuple[str, ...]:
     if not work.template:
         raise ConfigError("launcher 'template' needs a command", do=f"give command: with {{{'}, {'.join(PLACES)}}}")
     values = dict(zip(PLACES, (place.world, place.nodes, place.node, place.address, place.port), strict=True))
-    return (*(_filled(word, values) for word in shlex.split(work.template)), *work.program)
-
-
-def _filled(word: str, values: Mapping[str, object]) -> str:
-    """Only known places are filled: other braces are the command's own."""
-    for name, value in values.items():
-        word = word.replace("{" + name + "}", str(value))
-    return word
+    return (*(fill(word, values) for word in shlex.split(work.template)), *work.program)
 
 
 _WAYS: dict[str, Callable[[Work, Place], tuple[str, ...]]] = {
@@ -142,6 +176,8 @@ _WAYS: dict[str, Callable[[Work, Place], tuple[str, ...]]] = {
     TASK_A_RANK: _srun,
     "torchrun": _torchrun,
     "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    ONE_TASK: _horovodrun,
     "template": _template,
 }
 WAYS = tuple(_WAYS)

@@ -6,7 +6,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsize.launch.slurm.classes import Ending
+from worldsize.launch import failure
+from worldsize.launch.endings import Ending
 from worldsize.launch.slurm.nodes import duration, when
 from worldsize.launch.slurm.states import ACTIVE, ENDED, WAITING, reason_words
 
@@ -78,22 +79,33 @@ def why_waiting(facts: JobFacts, around: Around) -> Why | None:
     return Why(reason_words(facts.reason), (f"Slurm's reason: {facts.reason}",))
 
 
-def why_ended(state: State, ending: Ending, record: ExitRecord | None = None) -> Why | None:
+def why_ended(
+    state: State, ending: Ending, record: ExitRecord | None = None, tail: str = "", *, ours: bool = True
+) -> Why | None:
     """Why a job is over; None where it is not, or nothing tells.
 
     Args:
         state: of the job.
         ending: what `classes.classify` makes of it.
         record: what the job itself wrote.
+        tail: the end of what its newest attempt printed: its exception is shown where the record has none (B094).
+        ours: whether we can start it again.
     """
     if state.name not in ENDED or ending is Ending.UNKNOWN:
         return None
     evidence = _slurm_says(state, ending)
-    if record is not None and record.line:
-        evidence.append(record.line)
+    line = record.line if record is not None else ""
+    # A record that begins with the code was not told by a rank.
+    silent = not line or line.startswith("exit code")
+    if silent and ending is not Ending.COMPLETED and (cause := failure.from_traceback(tail)):
+        line = f"its log: {cause.what}" + (f" ({cause.where})" if cause.where else "")
+    evidence += [line] if line else []
     if record is not None and record.step is not None:
         evidence.append(f"committed up to step {record.step}")
-    return Why(str(ending), tuple(evidence), _ENDED.get(ending))
+    do = _ENDED.get(ending, "").format(
+        job=state.job, again=f"worldsize restart {state.job}" if ours else "submit it again"
+    )
+    return Why(str(ending), tuple(evidence), do or None)
 
 
 def _slurm_says(state: State, ending: Ending) -> list[str]:
@@ -113,15 +125,16 @@ def _slurm_says(state: State, ending: Ending) -> list[str]:
 
 
 _ENDED = {
-    Ending.STOPPED: "start it again to go on: worldsize restart",
-    Ending.PREEMPTED: "start it again to go on, unless Slurm requeues it: worldsize restart",
-    Ending.TIME_LIMIT: "start it again to go on, or ask for more time: --time",
-    Ending.NODE_FAILURE: "start it again without that node: --exclude; worldsize nodes shows what is known of it",
-    Ending.HOST_MEMORY: "ask for more with --mem, or use fewer workers that load data",
+    Ending.STOPPED: "to go on: {again}",
+    Ending.PREEMPTED: "to go on, unless Slurm puts it back itself: {again}",
+    Ending.TIME_LIMIT: "to go on: {again}, with more --time if it committed nothing",
+    Ending.NODE_FAILURE: "without that node: {again}, with --exclude; worldsize nodes shows what is known of it",
+    Ending.HOST_MEMORY: "ask for more with --mem, or use fewer workers that load data; to go on: {again}",
     Ending.GPU_MEMORY: "use a smaller micro-batch, or shard the model",
-    Ending.RENDEZVOUS: "look into the logs of all nodes for the one that did not come; start it again",
-    Ending.HANG: "look into the log of the rank that is named; start it again",
-    Ending.USER_ERROR: "mend the program; the job's log has the traceback",
+    Ending.RENDEZVOUS: "see which node did not come: worldsize logs {job}; then: {again}",
+    Ending.HANG: "see what the rank that is named did last: worldsize logs {job}; then: {again}",
+    Ending.USER_ERROR: "mend the program; its traceback: worldsize logs {job}",
+    Ending.CANCELLED: "to go on: {again}",
 }
 
 

@@ -1,0 +1,55 @@
+"""One program for every strategy: how the model lies over the ranks is an argument, and nothing else changes.
+
+worldsize run --nproc-per-node 2 train.py -s ddp
+worldsize run --nproc-per-node 2 train.py -s fsdp
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import worldsize as ws
+
+SAMPLES, INPUTS = 640, 16
+
+
+def data() -> TensorDataset:
+    """Samples of a function that can be learnt."""
+    inputs = torch.randn(SAMPLES, INPUTS, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs[:, :4].prod(dim=1, keepdim=True))
+
+
+def net() -> nn.Module:
+    """A multi-layer perceptron."""
+    return nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+def main() -> None:
+    """Train under the strategy that is named."""
+    parser = argparse.ArgumentParser(description="One training, any strategy.")
+    parser.add_argument("-s", "--strategy", default="ddp", help="ddp or fsdp")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument(
+        "--run_dir", default="runs/strategies", help="the run folder; another strategy goes on with it"
+    )
+    args = parser.parse_args()
+    run = ws.Run(args.run_dir, global_batch=64, micro_batch=8, duration=f"{args.epochs}ep", strategy=args.strategy)
+    model = run.model(net)
+    run.optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=1e-2), model)
+    for step in run.steps(data()):
+        for inputs, targets in step.micro_batches:
+            step.backward(mse_loss(model(inputs), targets, reduction="none"))
+        step.update()
+        if step.ends_epoch:
+            run.say(
+                f"strategy {args.strategy}, {ws.here().size} ranks: epoch {step.epoch}, loss {float(step.loss):.6f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Room: `worldsize after`: what a batch script asks when its step has failed. Nobody types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from worldsize.errors import WorldError
+from worldsize.launch import env
+from worldsize.launch.slurm import after, exitfile
+from worldsize.runtime.hostlist import expand
+
+
+@click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("job")
+@click.argument("attempt")
+@click.argument("code", type=int)
+@click.option("--ranks", default="1", help="Ranks on each node: 4, or 4,4,2.")
+@click.option("--log", type=click.Path(path_type=Path), help="The job's log.")
+@click.option("--began", type=float, default=0.0, help="When this attempt began, seconds since 1970.")
+@click.option("--max-restarts", type=click.IntRange(0), default=0)
+@click.option("--exclude/--no-exclude", default=True, help="Whether nodes with bad hardware are left out.")
+def command(folder: Path, job: str, attempt: str, code: int, **options: Any) -> None:
+    """Say on stderr what failed, write it into the exit record, and print `again [NODES]` where the job comes again."""
+    this = after.Attempt(folder, job, attempt, code, _hosts(options["ranks"]), options["log"], options["began"])
+    known = exitfile.read(this.record).failed
+    what = known or after.failed(this)
+    if known is None:
+        click.echo(f"worldsize: {what.line}", err=True)
+        with this.record.open("a", encoding="utf-8") as file:
+            file.write(what.words)
+    found = after.decide(this, what, options["max_restarts"])
+    if found.again:
+        click.echo(f"again {','.join(found.without if options['exclude'] else ())}".strip())
+    if found.again or options["max_restarts"]:
+        click.echo(f"worldsize: {'tried again' if found.again else 'not tried again'}: {found.why}", err=True)
+
+
+def _hosts(ranks: str) -> list[str]:
+    """Where each rank was, as far as the job's environment says it."""
+    try:
+        nodes = expand(env.read().get("SLURM_JOB_NODELIST", ""))
+    except WorldError:
+        return []
+    counts = [int(word) for word in ranks.split(",")]
+    counts = counts * len(nodes) if len(counts) == 1 else counts
+    return [node for node, count in zip(nodes, counts, strict=False) for _ in range(count)]

@@ -1,0 +1,29 @@
+"""Room: the bash that hands variables in one by one, where a runtime begins with the image's alone.
+
+Their names are known on the node only: Slurm sets others for each task.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from worldsize.launch.container.box import HOSTS_OWN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worldsize.launch.container.box import Box
+
+
+def handing(box: Box, before: Sequence[str], after: Sequence[str], raw: str = "") -> tuple[str, ...]:
+    """The argv that executes `before`, `raw` as bash reads it, "--env NAME" for each variable, `after`, the command."""
+    left_out = "|".join((*box.cleared, *(name for name in HOSTS_OWN if name not in box.kept)))
+    lines = (
+        f"run=({shlex.join(before)} {raw})",
+        "for name in $(compgen -e); do",
+        f'case "$name" in {left_out}) ;; *) run+=(--env "$name") ;; esac',
+        "done",
+        f'exec "${{run[@]}}" {shlex.join(after)} "$@"',
+    )
+    return ("/bin/bash", "-c", "\n".join(lines), "worldsize")

@@ -1,0 +1,84 @@
+"""Room: the exit record of one attempt of a job: lines that rank 0, the supervisor and the batch script add.
+
+One file an attempt, `exit-<job>-<attempt>` in the job's folder. Words: `committed <step>`, `stopped <step>`,
+`failed <ending> <host> <the line>` and, last, `ended <code>`. Others are passed over: a later version may know more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsize.launch.endings import Ending
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What failed: its kind, the host where it is known, and the one line."""
+
+    ending: Ending
+    host: str | None
+    line: str
+
+    @property
+    def words(self) -> str:
+        """Its line in the record."""
+        return f"failed {self.ending.value.replace(' ', '-')} {self.host or '-'} {' '.join(self.line.split())}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one attempt left. `step` is the newest that is committed, `stopped` whether it ended on request."""
+
+    step: int | None = None
+    stopped: bool = False
+    failed: Failed | None = None
+    code: int | None = None
+
+
+def read(path: Path) -> Told:
+    """The record in a file; an empty one where there is none."""
+    try:
+        return parse(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return Told()
+
+
+def parse(text: str) -> Told:
+    """The record in the text."""
+    step, stopped, failed, code = None, False, None, None
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        number = _number(rest)
+        if word in {"committed", "stopped"} and number is not None:
+            step, stopped = max(number, step or 0), stopped or word == "stopped"
+        elif word == "failed":
+            failed = _failed(rest) or failed
+        elif word == "ended":
+            code = number
+    return Told(step, stopped, failed, code)
+
+
+def attempts(folder: Path, job: str) -> dict[str, Told]:
+    """What every attempt left of this job, or of this member of an array, and of the jobs that it followed, by file name."""
+    member = job.partition("_")[2]
+    names = [path for path in folder.glob("exit-*") if _job(path.name).partition("_")[2] == member]
+    return {path.name: read(path) for path in sorted(names)}
+
+
+def _job(name: str) -> str:
+    return name.removeprefix("exit-").rpartition("-")[0]
+
+
+def _number(text: str) -> int | None:
+    word = text.partition(" ")[0]
+    return int(word) if word.isascii() and word.isdigit() else None
+
+
+def _failed(rest: str) -> Failed | None:
+    kind, host, line = [*rest.split(" ", 2), "", ""][:3]
+    ending = next((ending for ending in Ending if ending.value.replace(" ", "-") == kind), None)
+    return Failed(ending, None if host == "-" else host, line) if ending else None

@@ -1,0 +1,54 @@
+"""Every way of starting ranks on two nodes of a real Slurm trains the digits as one process does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration import slurmjob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from worldsize.testing.slurm import Cluster
+
+pytestmark = pytest.mark.slurm
+
+PROGRAM = slurmjob.HERE.parents[1] / "examples" / "digits" / "train.py"
+WORDS = ("--duration", "2ep", "--precision", "fp64")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of one process."""
+    return slurmjob.alone(PROGRAM, tmp_path_factory.mktemp("alone") / "run", *WORDS)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "worldsize", "accelerate", "template"])
+def test_two_nodes_of_two_ranks_train_as_one_process(
+    slurm: Cluster, tmp_path: Path, alone: dict[int, float], launcher: str, strategy: str
+) -> None:
+    """The same loss at every step, in float64."""
+    options = [
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--launcher",
+        launcher,
+        "--env",
+        f"WORLDSIZE_STRATEGY={strategy}",
+    ]
+    if launcher == "template":
+        options += ["--command", TEMPLATE]
+    job = slurmjob.submit(slurm, tmp_path, PROGRAM, tuple(options), WORDS)
+    assert job.ends() == "COMPLETED", job.log
+    slurmjob.same(job.losses(), alone)
+
+
+TEMPLATE = (
+    "torchrun --nproc-per-node 2 --nnodes {num_machines} --node-rank {machine_rank} "
+    "--master-addr {main_process_ip} --master-port {main_process_port}"
+)
