@@ -22,12 +22,10 @@ def data() -> TensorDataset:
     return TensorDataset(points, points.sum(1, keepdim=True) + 0.1 * torch.randn(512, 1))
 
 
-def laid(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """The model over the ranks. On CPUs accelerate knows DDP only: there FSDP2 is torch's own."""
-    sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
-    if sharded and accelerator.device.type == "cpu" and accelerator.num_processes > 1:
-        return fully_shard(model)
-    return accelerator.prepare(model)
+def sharded_by_hand(accelerator: Accelerator) -> bool:
+    """Whether FSDP2 is asked for where accelerate knows DDP only: on CPUs it is torch's own there."""
+    several = accelerator.device.type == "cpu" and accelerator.num_processes > 1
+    return several and os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
 @slurm_fn
@@ -35,9 +33,16 @@ def main(config: SlurmConfig) -> dict[str, object]:
     """Train, and say where and how."""
     accelerator = Accelerator()
     set_seed(2024)
-    model = laid(accelerator, nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    by_hand = sharded_by_hand(accelerator)
+    if by_hand:
+        fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    optimizer, training_dataloader = accelerator.prepare(optimizer, DataLoader(data(), batch_size=16, shuffle=True))
+    training_dataloader = DataLoader(data(), batch_size=16, shuffle=True)
+    if by_hand:
+        optimizer, training_dataloader = accelerator.prepare(optimizer, training_dataloader)
+    else:
+        model, optimizer, training_dataloader = accelerator.prepare(model, optimizer, training_dataloader)
     losses = []
     for _ in range(3):
         for points, targets in training_dataloader:

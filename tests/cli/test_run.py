@@ -43,7 +43,7 @@ def invoke(line: str | list[str]) -> Result:
         ("--nproc_per_node=2 S --lr 1", 2, ["--lr", "1"]),
         ("S --nproc-per-node 2 -- --lr 1", 2, ["--lr", "1"]),
         ("--strategy ddp S -n 2 --", 2, []),
-        ("S --nproc-per-node 2", 1, ["--nproc-per-node", "2"]),
+        ("-- S --nproc-per-node 2", 1, ["--nproc-per-node", "2"]),
         ("-n 2 -- S a -- b", 2, ["a", "--", "b"]),
         ("-- S -n 3", 1, ["-n", "3"]),
         ("S -n 2 -- -- a", 2, ["--", "a"]),
@@ -135,3 +135,12 @@ def test_the_launch_half_loads_no_torch() -> None:
     heavy = "{'torch', 'numpy', 'pydantic', 'rich', 'psutil', 'asyncio'}"
     code = f"import sys, worldsize.cli.main, worldsize.cli.run; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("slip", ["--nproc-per-node 2", "--nproc_per_node=2", "--hosts a,b"])
+def test_our_option_behind_the_script_is_no_silent_word_of_the_program(plans: list[Plan], slip: str) -> None:
+    """One rank instead of eight would be noticed late."""
+    done = invoke(f"S {slip}")
+    assert "behind the script" in done.output
+    assert done.exit_code == 2
+    assert not plans

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsize.launch import env, shell
+from worldsize.launch.slurm.states import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 LONGEST = 240.0
-_GOING = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "PREEMPTED"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Job:
 
     def ends(self) -> str:
         """Wait for the end; its state."""
-        self.until(lambda: self.state not in _GOING, "the end")
+        self.until(lambda: self.state in ENDED - {"PREEMPTED"}, "the end")
         return self.state
 
     def events(self, kind: str) -> list[dict[str, Any]]:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import click
 
+_SURELY_OURS = frozenset({"--nproc-per-node", "--nnodes", "--node-rank", "--hosts", "--hostfile", "--rdzv-endpoint"})
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
 
 class OursFirst(click.Command):
     """Finds out which arguments are ours, whichever side of the script they stand on."""
@@ -15,7 +21,10 @@ class OursFirst(click.Command):
     def _ours_first(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = self._words(ctx, args)
         before = args[: len(args) - len(words)]
-        if "--" in before[-1:] or "--" not in words[1:]:
+        if "--" in before[-1:]:
+            return args
+        if "--" not in words[1:]:
+            self._refuse_slips(ctx, words)
             return args
         cut = words.index("--", 1)
         script, between, own = words[0], words[1:cut], words[cut + 1 :]
@@ -27,6 +36,16 @@ class OursFirst(click.Command):
                 ctx,
             )
         return [*before, *between, "--", script, *own]
+
+    def _refuse_slips(self, ctx: click.Context, words: list[str]) -> None:
+        """What says how to start, and no program is told: written behind the script it would start otherwise in silence."""
+        slip = next((word for word in words[1:] if _name(word) in _SURELY_OURS), None)
+        if slip is not None:
+            raise click.UsageError(
+                f"{_name(slip)} stands behind the script, where words are the program's: write it before {words[0]}, or a `--` "
+                f"behind our own options; if it is the program's, write `{ctx.command_path} ... -- {words[0]} ...`",
+                ctx,
+            )
 
     def _not_ours(self, ctx: click.Context, between: list[str]) -> str | None:
         """The first word that is no option of ours."""

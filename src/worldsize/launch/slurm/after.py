@@ -82,7 +82,10 @@ def decide(attempt: Attempt, what: Failed, max_restarts: int) -> Next:
     every = exitfile.attempts(attempt.folder, attempt.job)
     now = every.pop(attempt.record.name, exitfile.Told())
     before = max((told.step for told in every.values() if told.step is not None), default=-1)
-    used = sum(told.failed is not None for told in every.values())
+    own = exitfile.line_of(every, attempt.job)
+    used = sum(
+        told.failed is not None and exitfile.job_of(name).partition("_")[0] in own for name, told in every.items()
+    )
     if not what.ending.retry:
         return Next(again=False, why=f"{what.ending.value}, which would come again")
     if used >= max_restarts:

@@ -21,20 +21,45 @@ _SIGNALLED = 128
 _MOST_IDLE = 2
 """Attempts in a row that were stopped and committed nothing, after which a job stays out of the queue."""
 
-_WAIT = (
-    "asked=",
+_CATCH = (
+    "asked= step= caught=",
     "stop() {",
     "  caught=1",
-    '  [ -n "$asked" ] || { while kill -s USR1 "$step"; do sleep 15; done 2>/dev/null & asked=$!; }',
+    '  [ -z "$step" ] || [ -n "$asked" ] || { pass_on 2>/dev/null & asked=$!; }',
+    "}",
+    "pass_on() {",
+    "  exec {nap}<> <(:)",
+    '  while kill -s USR1 "$step"; do read -r -t 15 -u "$nap"; done',
     "}",
     "trap stop USR1 TERM",
+)
+"""The signal is passed on until the step has ended: a rank that is just starting may not hear it yet. The pause is bash's own:
+a `sleep` would outlive the job."""
+
+_WAIT = (
+    '[ -z "$caught" ] || stop',
     "caught=1",
     'while [ "$caught" = 1 ]; do caught=0; wait "$step"; code=$?; done',
     "trap '' USR1 TERM",
     '[ -z "$asked" ] || kill "$asked" 2>/dev/null',
 )
-"""A signal ends `wait`, whose code is then the signal's: it waits again for the step's own. The signal is passed on until
-the step has ended: a rank that is just starting may not hear it yet."""
+"""A signal ends `wait`, whose code is then the signal's: it waits again for the step's own."""
+
+_OVER = (
+    "over=",
+    'if [ -n "$asked" ]; then',
+    '  read -r facts < <(scontrol show job --oneliner "$job" 2>/dev/null)',
+    '  case "$facts" in',
+    '    *" JobState=COMPLETING Reason=TimeLimit "*) ;;',
+    '    *" JobState=COMPLETING "*" Restarts=$attempt "*)',
+    '      tail -c 4096 "$log" | grep -q "DUE TO PREEMPTION" || over="somebody has cancelled it" ;;',
+    '    *" JobState=COMPLETING "*) over="Slurm has done that" ;;',
+    "  esac",
+    '  [ -z "$over" ] || echo "worldsize: not put back into the queue: $over"',
+    "fi",
+    '[ -e "$folder/stay-$job" ] && over=asked',
+)
+"""Who ends a job by scancel wants it to stay ended; whom Slurm itself puts back need not be put back again."""
 
 _READ = (
     "stopped=; at=0",
@@ -73,9 +98,15 @@ _FOLLOW = (
     "done",
     'set -- --dependency="afterany:$SLURM_JOB_ID" ${2:+--exclude="$2"}',
     'set -- "$@" ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"}',
-    'sbatch --parsable "$@" "$folder/script.sh" > "$folder/next-$job"',
+    'sbatch --parsable "$@" "$folder/script.sh" > "$folder/next-$job" || return',
+    'echo "followed $(cat "$folder/next-$job")" >> "$WORLDSIZE_EXIT_FILE"',
 )
 """It ends with the code of the training: who waits for it with afterok must not start yet."""
+
+
+def catching() -> list[str]:
+    """The lines of bash that stand before the step: a stop may come while it starts."""
+    return list(_CATCH)
 
 
 def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
@@ -83,11 +114,12 @@ def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     return [
         *_WAIT,
         *_READ,
+        *_OVER,
         "again() {",
         *_indented(_REQUEUE if may_requeue(spec, profile) else _FOLLOW),
         "}",
-        'if [ "$code" = 0 ] || [ -e "$folder/stay-$job" ]; then :',
-        f'elif [ -n "$stopped" ] || {{ [ -n "$asked" ] && [ "$code" -gt {_SIGNALLED} ]; }}; then',
+        'if [ "$code" = 0 ] || [ -n "$over" ]; then :',
+        f'elif [ -n "$stopped" ] || [ "$code" = {EXIT_STOPPED} ] || [ -n "$asked" -a "$code" -gt {_SIGNALLED} ]; then',
         *_indented(_STOPPED),
         "else",
         *_indented(_failed(spec, where)),
@@ -100,7 +132,7 @@ def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
 def _failed(spec: JobSpec, where: Where) -> list[str]:
     python = shlex.quote(where.host_python or where.python)
     ranks = ",".join(map(str, spec.ranks)) if spec.is_het else str(spec.ranks_per_node)
-    asked = f'--ranks={ranks} --log="$(readlink -f /proc/$$/fd/1)" --began="$began"'
+    asked = f'--ranks={ranks} --log="$log" --began="$began"'
     limits = f"--max-restarts={spec.max_restarts}{'' if spec.exclude_bad_nodes else ' --no-exclude'}"
     return [
         f'said=$({python} -m worldsize after {asked} {limits} "$folder" "$job" "$attempt" "$code")',

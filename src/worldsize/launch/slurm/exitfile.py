@@ -1,7 +1,8 @@
 """Room: the exit record of one attempt of a job: lines that rank 0, the supervisor and the batch script add.
 
 One file an attempt, `exit-<job>-<attempt>` in the job's folder. Words: `committed <step>`, `stopped <step>`,
-`failed <ending> <host> <the line>` and, last, `ended <code>`. Others are passed over: a later version may know more.
+`failed <ending> <host> <the line>`, `ended <code>` and `followed <job>` where another job goes on. Others are passed over:
+a later version may know more.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Told:
     stopped: bool = False
     failed: Failed | None = None
     code: int | None = None
+    follower: str | None = None
 
 
 def read(path: Path) -> Told:
@@ -49,7 +51,7 @@ def read(path: Path) -> Told:
 
 def parse(text: str) -> Told:
     """The record in the text."""
-    step, stopped, failed, code = None, False, None, None
+    step, stopped, failed, code, follower = None, False, None, None, None
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         number = _number(rest)
@@ -59,17 +61,27 @@ def parse(text: str) -> Told:
             failed = _failed(rest) or failed
         elif word == "ended":
             code = number
-    return Told(step, stopped, failed, code)
+        elif word == "followed":
+            follower = rest.partition(";")[0].strip()
+    return Told(step, stopped, failed, code, follower)
 
 
 def attempts(folder: Path, job: str) -> dict[str, Told]:
-    """What every attempt left of this job, or of this member of an array, and of the jobs that it followed, by file name."""
+    """What every attempt left of this job, or of this member of an array, whoever started it, by file name."""
     member = job.partition("_")[2]
-    names = [path for path in folder.glob("exit-*") if _job(path.name).partition("_")[2] == member]
+    names = [path for path in folder.glob("exit-*") if job_of(path.name).partition("_")[2] == member]
     return {path.name: read(path) for path in sorted(names)}
 
 
-def _job(name: str) -> str:
+def line_of(every: dict[str, Told], job: str) -> set[str]:
+    """The numbers of this job and of those that it follows by itself; not of one that a person started again."""
+    number = job.partition("_")[0]
+    before = {job_of(name).partition("_")[0] for name, told in every.items() if told.follower == number}
+    return {number}.union(*(line_of(every, each) for each in before))
+
+
+def job_of(name: str) -> str:
+    """The job whose record has this name."""
     return name.removeprefix("exit-").rpartition("-")[0]
 
 

@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from worldsize.launch.slurm.directives import directives
-from worldsize.launch.slurm.ending import ending
+from worldsize.launch.slurm.ending import catching, ending
 from worldsize.launch.slurm.environment import enter, environment
 from worldsize.launch.slurm.step import step
 
@@ -26,6 +26,7 @@ def script(spec: JobSpec, profile: Profile, where: Where) -> str:
     parts = [
         ["#!/bin/bash", *directives(spec, profile, where)],
         _opening(where),
+        catching(),
         list(environment(spec, profile)),
         step(spec, profile, where) if spec.exec_command is None else _own_steps(spec.exec_command, spec, profile),
         ending(spec, profile, where),
@@ -44,7 +45,7 @@ def _opening(where: Where) -> list[str]:
         f"folder={shlex.quote(str(where.folder))}",
         "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
         "job=${job:-$SLURM_JOB_ID}",
-        "attempt=${SLURM_RESTART_COUNT:-0}; began=$EPOCHSECONDS",
+        "attempt=${SLURM_RESTART_COUNT:-0}; began=$EPOCHSECONDS log=$(readlink -f /proc/$$/fd/1)",
         'export WORLDSIZE_JOB="$job" WORLDSIZE_EXIT_FILE="$folder/exit-$job-$attempt"',
         'mkdir -p "$folder/meet" && rm -f "$WORLDSIZE_EXIT_FILE"',
         *_LIMIT,
