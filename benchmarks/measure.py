@@ -114,9 +114,14 @@ def line(each: Comparison) -> str:
     return ", ".join(parts) + verdict
 
 
+def worldsize(*arguments: str) -> list[str]:
+    """Our command, as a person starts it."""
+    return [*_command("worldsize", "worldsize"), *arguments]
+
+
 def worldsize_run(*arguments: str) -> list[str]:
     """Our launcher, as a person starts it."""
-    return [*_command("worldsize", "worldsize"), "run", *arguments]
+    return worldsize("run", *arguments)
 
 
 def torchrun(*arguments: str) -> list[str]:

@@ -30,6 +30,7 @@ class Benchmark:
 
 
 ALL = (
+    Benchmark("commands.py"),
     Benchmark("launch.py"),
     Benchmark("order.py"),
     Benchmark("restart.py"),

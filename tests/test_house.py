@@ -298,3 +298,17 @@ def test_commands_never_load_torch(arguments: list[str]) -> None:
     *answer, loaded = python(code).splitlines()
     assert any("worldsize" in line for line in answer)
     assert loaded == "False 0"
+
+
+def test_a_preview_loads_only_what_it_shows() -> None:
+    """A preview is there at once: it loads no torch, no reader of YAML, and nothing that talks to Slurm."""
+    heavy = {"torch", "numpy", "rich", "ruamel.yaml", "difflib", "worldsize.launch.slurm.client"}
+    words = ["worldsize", "submit", "train.py", "--nodes=2", "--gpus-per-node=4", "--time=2:00:00", "--preview"]
+    code = (
+        f"import os, sys\nsys.argv = {words!r}\nos.environ.update(HOME='', XDG_CONFIG_HOME='', WORLDSIZE_PROFILE='')\n"
+        "from worldsize.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
+        f"print({heavy!r} & set(sys.modules))"
+    )
+    *answer, loaded = python(code).splitlines()
+    assert "#SBATCH --nodes=2" in answer
+    assert loaded == "set()"

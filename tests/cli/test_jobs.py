@@ -101,7 +101,7 @@ def test_the_drill_of_a_program_that_does_not_save(desk: Desk) -> None:
     desk.until(lambda: "begins" in desk.log)
     done = desk.ask("drill", desk.job)
     assert done.code == 1
-    assert "did not hold: it ended before it was seen that it saved" in done.out
+    assert "did not hold: it ended and had not saved" in done.out
 
 
 def test_logs_follow_a_job_to_its_end(desk: Desk) -> None:

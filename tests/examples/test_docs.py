@@ -56,6 +56,16 @@ def test_readme_is_true(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-00000045").is_dir()
 
 
+def test_function_of_the_readme_runs(tmp_path: Path) -> None:
+    """The README's job gives what its comment says; here as processes of this machine."""
+    text = dict(blocks(README, "python"))["square.py"]
+    (tmp_path / "square.py").write_text(text.replace('mode="slurm"', 'mode="local"', 1), encoding="utf-8")
+    ended = call(*PYTHON, "square.py", cwd=tmp_path)
+    said = "0 [0, 10, 20, 30]"
+    assert f"# {said}:" in text
+    assert f"{said}\n" in ended.text, ended.text
+
+
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.name not in ("README.md", "architecture.md") and blocks(page, "python")],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from worldsize.testing.slurm import Cluster
 
 HERE = Path(__file__).parent
-LONGEST = 240.0
+LONGEST = 600.0
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from worldsize.errors import WorldError
+from worldsize.errors import EXIT_STOPPED, WorldError
 from worldsize.launch import env
 from worldsize.launch.slurm import after, exitfile
 from worldsize.runtime.hostlist import expand
+
+_SIGNALLED = 128
 
 
 @click.command(hidden=True)
@@ -21,20 +23,28 @@ from worldsize.runtime.hostlist import expand
 @click.option("--ranks", default="1", help="Ranks on each node: 4, or 4,4,2.")
 @click.option("--log", type=click.Path(path_type=Path), help="The job's log.")
 @click.option("--began", type=float, default=0.0, help="When this attempt began, seconds since 1970.")
+@click.option("--asked", is_flag=True, help="Whether it was asked to stop.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0)
 @click.option("--exclude/--no-exclude", default=True, help="Whether nodes with bad hardware are left out.")
 def command(folder: Path, job: str, attempt: str, code: int, **options: Any) -> None:
-    """Say on stderr what failed, write it into the exit record, and print `again [NODES]` where the job comes again."""
+    """Say on stderr what failed, write it into the exit record, and print the root's exit code and what follows.
+
+    `CODE again [NODES]`: the job comes again, without those nodes; `CODE stopped`: it only did what it was asked to.
+    """
     this = after.Attempt(folder, job, attempt, code, _hosts(options["ranks"]), options["log"], options["began"])
+    root = after.root_code(after.tail(this.log), code)
     known = exitfile.read(this.record).failed
+    if known is None and (root == EXIT_STOPPED or (options["asked"] and root > _SIGNALLED)):
+        click.echo(f"{root} stopped")
+        return
     what = known or after.failed(this)
     if known is None:
         click.echo(f"worldsize: {what.line}", err=True)
         with this.record.open("a", encoding="utf-8") as file:
             file.write(what.words)
     found = after.decide(this, what, options["max_restarts"])
-    if found.again:
-        click.echo(f"again {','.join(found.without if options['exclude'] else ())}".strip())
+    nodes = ",".join(found.without) if options["exclude"] else ""
+    click.echo(f"{root} again {nodes}".strip() if found.again else str(root))
     if found.again or options["max_restarts"]:
         click.echo(f"worldsize: {'tried again' if found.again else 'not tried again'}: {found.why}", err=True)
 

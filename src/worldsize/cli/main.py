@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from typing import NoReturn
@@ -46,7 +47,12 @@ class Commands(click.Group):
         module = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else INSIDE.get(cmd_name)
         if module is None:
             return None
-        command = import_module(module).command
+        # What is loaded stays: collecting meanwhile frees next to nothing, and is 6% of a preview's time to load.
+        gc.disable()
+        try:
+            command = import_module(module).command
+        finally:
+            gc.enable()
         assert isinstance(command, click.Command), ctx.command_path
         return command
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 import typing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 import click
 
 from worldsize.errors import ConfigError
-from worldsize.launch.plan import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -39,6 +39,8 @@ class _Seconds(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
+        from worldsize.launch.plan import seconds
+
         try:
             return value if isinstance(value, float) else seconds(str(value))
         except ConfigError as error:
@@ -49,6 +51,21 @@ SECONDS = _Seconds()
 """A length of time: 30, 500ms, 2m, 1h."""
 
 
+class _Setting(click.Option):
+    """A field of a model as an option; its words are read where somebody asks for help."""
+
+    def __init__(self, *names: Any, model: type[BaseModel], **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.model = model
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The option, and the first line of the field's docstring."""
+        from worldsize.launch.given import described
+
+        self.help = described(self.model).get(str(self.name), "").split("\n", 1)[0]
+        return super().get_help_record(ctx)
+
+
 def from_model(
     model: type[BaseModel], *, leave_out: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -57,7 +74,7 @@ def from_model(
     Fields that are mappings take NAME=VALUE, several times; tuples take one value each time. Values are text here: the
     model says what they mean, and refuses what it cannot read.
     """
-    made = [_option(name, field) for name, field in model.model_fields.items() if name not in leave_out]
+    made = [_option(model, name, field) for name, field in model.model_fields.items() if name not in leave_out]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for option in reversed(made):
@@ -80,14 +97,14 @@ def pairs(values: tuple[str, ...], name: str) -> dict[str, str]:
     return {word.partition("=")[0]: word.partition("=")[2] for word in values}
 
 
-def _option(name: str, field: Any) -> Any:
+def _option(model: type[BaseModel], name: str, field: Any) -> Any:
     flag, kind = f"--{name.replace('_', '-')}", _kind(field.annotation)
-    told = (field.description or "").split("\n", 1)[0]
+    option = partial(click.option, cls=_Setting, model=model)
     if kind is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=told)
+        return option(f"{flag}/--no-{flag[2:]}", name, default=None)
     if kind is dict:
-        return click.option(flag, name, multiple=True, metavar="NAME=VALUE", help=told)
-    return click.option(flag, name, multiple=kind is tuple, metavar=_metavar(kind), help=told)
+        return option(flag, name, multiple=True, metavar="NAME=VALUE")
+    return option(flag, name, multiple=kind is tuple, metavar=_metavar(kind))
 
 
 def _kind(annotation: Any) -> Any:

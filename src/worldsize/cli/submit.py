@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from worldsize.cli import options
+from worldsize.errors import ConfigError
 from worldsize.launch import env, profile, yamlfile
 from worldsize.launch.slurm import submit as slurm
-from worldsize.launch.slurm.client import Client
 from worldsize.launch.spec import JobSpec
 
 _HELP = """Hand a training over to Slurm: SCRIPT on every rank of its nodes.
@@ -58,10 +58,12 @@ def command(words: tuple[str, ...], **asked: Any) -> None:
     if own["preview"]:
         click.echo(made.text, nl=False)
     if own["save"]:
-        own["save"].write_text(made.text, encoding="utf-8")
+        _save(own["save"], made.text)
         click.echo(f"saved {own['save']}", err=True)
     wanted = own["hand_over"] if own["hand_over"] is not None else not (own["preview"] or own["save"])
     if wanted:
+        from worldsize.launch.slurm.client import Client
+
         ticket = slurm.submit(made, Client(environ), slurm.state_folder(environ))
         if ticket.notes:
             click.echo(ticket.notes, err=True)
@@ -69,6 +71,13 @@ def command(words: tuple[str, ...], **asked: Any) -> None:
         click.echo(
             f"worldsize: job {ticket.job} ({ticket.name}) is in the queue; its folder: {ticket.folder}", err=True
         )
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("the script cannot be saved", found=str(error), do="give another --save") from error
 
 
 def _spec(words: tuple[str, ...], asked: dict[str, Any], own: dict[str, Any]) -> JobSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -141,6 +140,8 @@ def _places_of_the_command(spec: JobSpec) -> None:
     """Braces are also the shell's and JSON's: refused is only what looks like a place with its name misspelt."""
     if spec.command is None:
         return
+    import difflib
+
     for word in re.findall(r"(?<![$\w])\{([a-z_]+)\}", spec.command):
         near = difflib.get_close_matches(word, PLACES, n=1)
         if near and word not in PLACES:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from worldsize.runtime.visible import threads_per_rank
-from worldsize.world import World
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -53,6 +50,8 @@ def for_rank(base: Mapping[str, str], plan: Plan, share: Share, local_rank: int,
         local_rank: the rank on this node.
         folder: where the logs of this attempt are.
     """
+    from worldsize.runtime.visible import threads_per_rank
+
     env = without_ranks(base)
     threads = threads_per_rank(base, len(os.sched_getaffinity(0)), share.nproc)
     if threads is not None:
@@ -71,6 +70,7 @@ def reachable(base: Mapping[str, str], share: Share) -> dict[str, str]:
     if share.nodes == 1:
         return {}
     from worldsize.runtime.network import check_own_address, is_loopback
+    from worldsize.world import World
 
     if is_loopback(share.master_addr):
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from worldsize.launch import fields
 from worldsize.launch.fields import by
@@ -25,7 +25,6 @@ Text = Annotated[str | None, by(fields.text)]
 class Profile(Given):
     """One site. Without a file everything is as Slurm comes."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     NAME: ClassVar[str] = "site profile"
 
     address_suffix: Annotated[str, by(fields.text)] = ""

@@ -73,6 +73,8 @@ def take(
     if not root.is_dir():
         raise ConfigError("the folder of the code is not there", found=str(root), do="give another code_root")
     found = _chosen(root, into.absolute(), tuple(suffixes), tuple(exclude))
+    # Neither pipes nor sockets are code.
+    found = [path for path in found if (root / path).is_symlink() or (root / path).is_file()]
     sizes = {path: (root / path).lstat().st_size for path in found}
     _fits(root, sizes, cap)
     for path in found:
@@ -152,7 +154,8 @@ def _walk(root: Path) -> Iterator[str]:
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NO_CODE)
-        yield from (str(place / name) for name in sorted(files) if not name.startswith("."))
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        yield from (str(place / name) for name in sorted([*files, *links]) if not name.startswith("."))
 
 
 def _not_code(paths: list[str]) -> list[Path]:

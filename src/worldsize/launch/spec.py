@@ -9,7 +9,7 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from worldsize.launch import contradictions, fields, units
 from worldsize.launch.container import spec as containers
@@ -37,7 +37,6 @@ Positive = Annotated[int | None, by(fields.count, 1)]
 class JobSpec(Given):
     """One job. Frozen; whatever contradicts itself is refused when it is made, with both values."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     NAME: ClassVar[str] = "job spec"
     HIDDEN: ClassVar[frozenset[str]] = frozenset({"secrets"})
 

@@ -75,7 +75,7 @@ def test_a_runtime_that_begins_with_the_images_variables(runtime: str) -> None:
     """Bash gives it the names that are set on the node."""
     bash, flag, text, name = render(job(runtime), Profile()).argv
     assert (bash, flag, name) == ("/bin/bash", "-c", "worldsize")
-    assert text.splitlines()[0] == f"run=({HANDED[runtime]})"
+    assert text.splitlines()[0] == f"__run=({HANDED[runtime]})"
     assert text.splitlines()[-1].startswith('exec "${run[@]}" ')
     assert text.endswith(" PYTHONNOUSERSITE=1 'A=x y' \"$@\"")
 

@@ -157,6 +157,12 @@ def test_a_refused_job_shows_every_line(slurm: Callable[..., Client]) -> None:
     )
 
 
+def test_a_node_that_there_is_not_comes_with_advice(slurm: Callable[..., Client]) -> None:
+    """More CPUs than any node has: Slurm says only that it is not available."""
+    with pytest.raises(LaunchError, match="Do: ask for no more than one node has"):
+        slurm(sbatch=failing("allocation failure: Requested node configuration is not available")).submit([])
+
+
 def test_an_answer_without_an_id_is_an_error(slurm: Callable[..., Client]) -> None:
     """Nothing is guessed (B023)."""
     with pytest.raises(LaunchError, match="without a job id"):

@@ -123,6 +123,17 @@ def handed(tmp_path: Path, sbatch: str, **asked: Any) -> submit.Ticket:
     return submit.submit(made, Client(environ), tmp_path / "state")
 
 
+def test_jobs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop in a shell submits several of one name."""
+    monkeypatch.setattr("worldsize.launch.slurm.submit.time.strftime", lambda _: "now")
+    folders = []
+    for _ in range(3):
+        folder = submit.draft(spec(tmp_path), Profile(), environ={}).where.folder
+        folders.append(folder.name)
+        (tmp_path / "jobs" / folder.name).mkdir(parents=True)
+    assert folders == ["train-now", "train-now-2", "train-now-3"]
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

@@ -17,7 +17,7 @@ LIBRARIES = "LD_LIBRARY_PATH"
 HOSTS_OWN = (
     "PATH", LIBRARIES, "TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHELL", "SHLVL", "BASH_ENV", "BASH_FUNC_*", "CONDA_*", "_",
 )  # fmt: skip
-"""What else stays outside where variables are handed in one by one."""
+"""What else stays outside where variables are handed in one by one, unless the job sets it; PATH is always the image's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Box:
         image, workdir, gpus ("nvidia", "amd", "none"), home, options: as in `Container`.
         binds: (path on the host, path inside, "ro" or "").
         env: variables that are set inside.
-        kept: names among `CLEARED` that the job sets itself.
+        kept: names among `CLEARED` and `HOSTS_OWN` that the job sets itself.
     """
 
     image: str

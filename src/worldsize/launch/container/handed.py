@@ -1,6 +1,7 @@
 """Room: the bash that hands variables in one by one, where a runtime begins with the image's alone.
 
-Their names are known on the node only: Slurm sets others for each task.
+Their names are known on the node only: Slurm sets others for each task. Its own names begin with __: a job's variable of the same
+name would be changed by it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ def handing(box: Box, before: Sequence[str], after: Sequence[str], raw: str = ""
     """The argv that executes `before`, `raw` as bash reads it, "--env NAME" for each variable, `after`, the command."""
     left_out = "|".join((*box.cleared, *(name for name in HOSTS_OWN if name not in box.kept)))
     lines = (
-        f"run=({shlex.join(before)} {raw})",
-        "for name in $(compgen -e); do",
-        f'case "$name" in {left_out}) ;; *) run+=(--env "$name") ;; esac',
+        f"__run=({shlex.join(before)} {raw})",
+        "for __name in $(compgen -e); do",
+        f'case "$__name" in {left_out}) ;; *) __run+=(--env "$__name") ;; esac',
         "done",
-        f'exec "${{run[@]}}" {shlex.join(after)} "$@"',
+        f'exec "${{__run[@]}}" {shlex.join(after)} "$@"',
     )
     return ("/bin/bash", "-c", "\n".join(lines), "worldsize")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from worldsize.errors import ConfigError
 from worldsize.launch.container import apptainer, charliecloud, docker, enroot
-from worldsize.launch.container.box import CLEARED, LIBRARIES, Box, Rendered
+from worldsize.launch.container.box import CLEARED, HOSTS_OWN, Box, Rendered
 from worldsize.launch.container.spec import parts
 
 if TYPE_CHECKING:
@@ -68,5 +68,5 @@ def box(spec: JobSpec, profile: Profile) -> Box:
         gpus=gpus,
         home=asked.home,
         options=asked.options,
-        kept=frozenset({*CLEARED, LIBRARIES} & {*profile.env, *spec.env, *asked.env}),
+        kept=frozenset({*CLEARED, *HOSTS_OWN} - {"PATH"} & {*profile.env, *spec.env, *asked.env}),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from worldsize.errors import ConfigError
 from worldsize.launch import fields
@@ -45,7 +45,6 @@ def parts(bind: str) -> tuple[tuple[str, str], str]:
 class Container(Given):
     """A container. Frozen."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     NAME: ClassVar[str] = "container"
 
     image: Annotated[str, by(fields.text)]

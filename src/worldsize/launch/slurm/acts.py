@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from worldsize.errors import ConfigError
 from worldsize.launch.endings import Ending
 from worldsize.launch.slurm import states
+from worldsize.launch.slurm.known import unknown
 from worldsize.launch.slurm.tickets import SCRIPT, Ticket, remember
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def cancel(desk: Desk, jobs: Sequence[str], *, stop: bool = False) -> list[str]:
         ConfigError: there is no such job, or it does not know the stop signal.
         LaunchError: Slurm refuses it.
     """
-    every = desk.newest(desk.find(jobs))
+    every = desk.newest(_surely(desk, jobs))
     strange = [known.job for known in every if known.folder is None and known.live and not known.waits]
     if stop and strange:
         do = "cancel it without --stop"
@@ -62,7 +63,7 @@ def requeue(desk: Desk, job: str, *, force: bool = False) -> str:
         ConfigError: it is not one job, waits already, is forgotten, or has completed and `force` is not given.
         LaunchError: Slurm refuses it.
     """
-    members = desk.find([job])
+    members = _surely(desk, [job])
     known = members[0]
     if len(members) > 1 and (known.facts is None or known.facts.array is not None):
         names = ", ".join(known.job for known in members[:3])
@@ -94,7 +95,7 @@ def restart(desk: Desk, job: str, asked: Mapping[str, str | None]) -> Ticket:
         ConfigError: it is not ours, or has not ended.
         LaunchError: Slurm refuses it.
     """
-    members = desk.newest(desk.find([job]))
+    members = desk.newest(_surely(desk, [job]))
     known = members[0]
     folder, going = known.folder, next((known for known in members if not known.state.final), None)
     if folder is None or not (folder / SCRIPT).is_file():
@@ -114,6 +115,15 @@ def restart(desk: Desk, job: str, asked: Mapping[str, str | None]) -> Ticket:
     )
     remember(ticket, desk.memory)
     return ticket
+
+
+def _surely(desk: Desk, jobs: Sequence[str]) -> list[Known]:
+    """The jobs, where somebody says what they are: nothing is done to what is only remembered here."""
+    every = desk.find(jobs)
+    for known in every:
+        if known.state.name == states.UNKNOWN:
+            raise unknown(known)
+    return every
 
 
 def _submit(client: Client, known: Known, folder: Path, options: list[str]) -> Submitted:

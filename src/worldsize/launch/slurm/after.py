@@ -24,7 +24,29 @@ _TAIL = 1 << 18
 _HEADER = "worldsize: job "
 _SIGNALLED = 128
 _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
-_SUMMARY = re.compile(r"Root Cause.*?host\s*: (?P<host>\S+).*?rank\s*: (?P<rank>\d+)", re.DOTALL)
+_SUMMARY = re.compile(
+    r"Root Cause.*?host\s*: (?P<host>\S+).*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL
+)
+_ENDED = re.compile(
+    r"^srun: error: \S+: tasks? \S+ (?:Exited with exit code (?P<code>\d+)|(?P<signal>[A-Z][\w ]+))", re.MULTILINE
+)
+_SIGNALS = {
+    "Segmentation fault": 139,
+    "Killed": 137,
+    "Aborted": 134,
+    "Bus error": 135,
+    "Floating point exception": 136,
+    "Illegal instruction": 132,
+    "Out Of Memory": 137,
+}
+_PASSED_ON = 143
+"""What ranks end with that srun ends because another one has failed."""
+_SAID = re.compile(
+    r"^(?: *\d+: ?)?worldsize: (?:rank (?P<rank>\d+) of \d+ on (?P<host>\S+?)(?: failed)?: |(?P<node>[\w.-]+): )(?P<what>.+)$",
+    re.MULTILINE,
+)
+_NOISE = re.compile(r"^(?: *\d+: ?)?(?:srun: |slurmstepd|worldsize: job ).*\n?", re.MULTILINE)
+_SUMMARY_OF_AGENT = "ChildFailedError"
 _TRACE = "Traceback (most recent call last):"
 
 
@@ -67,14 +89,28 @@ class Next:
 def failed(attempt: Attempt) -> Failed:
     """What it failed of, from what its ranks left and printed: for launchers that do not write it down themselves."""
     text = tail(attempt.log)
-    causes = [*_from_files(attempt), *_from_ranks(text, attempt.hosts)]
+    causes = [*_from_files(attempt), *_from_words(text), *_from_ranks(text, attempt.hosts)]
     root = failure.root(causes) if causes else None
-    code = _SIGNALLED - attempt.code if attempt.code > _SIGNALLED else attempt.code
-    line = root.line if root else failure.from_code(code, text)[0]
+    code = root_code(text, attempt.code)
+    code = _SIGNALLED - code if code > _SIGNALLED else code
+    line = root.line if root else failure.from_code(code, _NOISE.sub("", text))[0]
     ending = endings.from_text(line) or endings.from_text(text)
     if ending is None:
         ending = Ending.USER_ERROR if code > 0 else Ending.UNKNOWN
     return Failed(ending, root.host if root and root.host != "?" else None, line)
+
+
+def root_code(text: str, code: int) -> int:
+    """The exit code of the task or rank that failed first: srun says the highest one, and torchrun says 1."""
+    summary = _SUMMARY.search(text)
+    if summary:
+        found = int(summary["code"])
+        return _SIGNALLED - found if found < 0 else found
+    for ended in _ENDED.finditer(text):
+        found = int(ended["code"]) if ended["code"] else _SIGNALS.get(ended["signal"].strip(), _PASSED_ON)
+        if found not in (0, _PASSED_ON):
+            return found
+    return code
 
 
 def decide(attempt: Attempt, what: Failed, max_restarts: int) -> Next:
@@ -124,6 +160,13 @@ def _from_files(attempt: Attempt) -> Iterator[failure.Failure]:
             yield _failure(cause, facts.get("rank"), [facts.get("host") or "?"], len(attempt.hosts), at)
 
 
+def _from_words(text: str) -> Iterator[failure.Failure]:
+    """What ranks and tasks of ours said in one line, rank and host included."""
+    for at, found in enumerate(_SAID.finditer(text)):
+        host = found["host"] or found["node"]
+        yield _failure(failure.Cause(found["what"]), found["rank"], [host], 1, at - 2e9)
+
+
 def _from_ranks(text: str, hosts: Sequence[str]) -> Iterator[failure.Failure]:
     """The exceptions that ranks printed, each line with its rank before it, as srun does; or torchrun's summary."""
     printed: dict[str, list[str]] = {}
@@ -136,12 +179,13 @@ def _from_ranks(text: str, hosts: Sequence[str]) -> Iterator[failure.Failure]:
                 began.setdefault(label[1], at)
     for rank, first in began.items():
         cause = failure.from_traceback("\n".join(printed[rank]))
-        if cause is not None:
+        if cause is not None and not cause.what.startswith(_SUMMARY_OF_AGENT):
             where = hosts[int(rank) :][:1] or ["?"]
             yield _failure(cause, rank, where, len(hosts), first - 1e9)
     summary = _SUMMARY.search(text)
     if not began and summary:
-        cause = next(filter(None, (failure.from_traceback(_TRACE + part) for part in text.split(_TRACE)[1:])), None)
+        traces = (failure.from_traceback(_TRACE + part) for part in text.split(_TRACE)[1:])
+        cause = next((found for found in traces if found and not found.what.startswith(_SUMMARY_OF_AGENT)), None)
         if cause is not None:
             yield _failure(cause, summary["rank"], [summary["host"]], len(hosts), -1e9)
 

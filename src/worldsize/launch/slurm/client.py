@@ -47,6 +47,10 @@ _ADVICE = (
     (_UNREACHABLE, "see `scontrol ping`, and try again in a minute"),
     (re.compile(r"partition name|invalid partition", re.IGNORECASE), "see the partitions with `worldsize nodes`"),
     (re.compile(r"[Ii]nvalid account|account/partition"), "see yours with `sacctmgr show assoc user=$USER`"),
+    (
+        re.compile(r"node configuration is not available"),
+        "ask for no more than one node has: see `scontrol show nodes`",
+    ),
     (re.compile(r"[Ii]nvalid qos"), "see yours with `sacctmgr show assoc user=$USER format=qos`"),
     (re.compile(r"denied"), "only its owner or an administrator may"),
     (_NO_SUCH_JOB, "see your jobs with `worldsize jobs`; ended ones are forgotten after a while"),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsize.errors import ConfigError
+from worldsize.errors import EXIT_STOPPED, ConfigError
 from worldsize.launch.endings import Ending
 from worldsize.launch.slurm import exitfile, logs, states
 from worldsize.launch.slurm.acts import STOP
@@ -94,8 +94,10 @@ class _Drill:
         for step, what in steps:
             if (why := self._until(step, what, timeout)) is not None:
                 return why
+            if self._found.saved is None:
+                return "it ended and had not saved"
         self._until(self._resumed, "", min(timeout, self._passed() + _SAYS_S))
-        if self._found.resumed is not None and self._found.resumed != self._found.step:
+        if None not in {self._found.resumed, self._found.step} and self._found.resumed != self._found.step:
             return f"it went on from step {self._found.resumed}, and had saved step {self._found.step}"
         if self._now.ended and self._now.ending not in {Ending.COMPLETED, Ending.STOPPED}:
             return f"it came back and ended: {self._now.ending}"
@@ -115,10 +117,11 @@ class _Drill:
 
     def _saved(self) -> bool:
         told = exitfile.read(self._folder / f"exit-{self._found.job}-{self.attempt}")
-        if told.stopped:
+        if told.stopped or told.code == EXIT_STOPPED:
             self._found.saved, self._found.step = self._passed(), told.step
-            self._say(f"{self._found.job}: saved step {told.step} after {self._found.saved:.1f} s")
-        return told.stopped
+            what = "everything" if told.step is None else f"step {told.step}"
+            self._say(f"{self._found.job}: saved {what} after {self._found.saved:.1f} s")
+        return self._found.saved is not None or told.code is not None
 
     def _queued(self) -> bool:
         now, found = self._now, self._found

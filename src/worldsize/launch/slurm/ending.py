@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from worldsize.launch.slurm.places import Where
     from worldsize.launch.spec import JobSpec
 
-_SIGNALLED = 128
 _MOST_IDLE = 2
 """Attempts in a row that were stopped and committed nothing, after which a job stays out of the queue."""
 
@@ -73,14 +72,14 @@ _READ = (
 )
 
 _STOPPED = (
-    f"code={EXIT_STOPPED}",
-    'progress="$folder/progress-${SLURM_ARRAY_TASK_ID:-0}"; before=0; idle=0',
-    '[ -r "$progress" ] && read -r before idle < "$progress"',
-    'if [ "$at" -gt "$before" ]; then before=$at; idle=0; else idle=$((idle + 1)); fi',
-    'echo "$before $idle" > "$progress"',
-    f'if [ "$idle" -lt {_MOST_IDLE} ]; then again "stopped at step $at"; else',
+    "stopped() {",
+    '  progress="$folder/progress-${SLURM_ARRAY_TASK_ID:-0}"; before=0; idle=0',
+    '  [ -r "$progress" ] && read -r before idle < "$progress"',
+    '  if [ "$at" -gt "$before" ]; then before=$at; idle=0; else idle=$((idle + 1)); fi',
+    '  echo "$before $idle" > "$progress"',
+    f'  if [ "$idle" -lt {_MOST_IDLE} ]; then again "stopped at step $at"; return; fi',
     '  echo "worldsize: not put back into the queue: nothing was committed since step $before. Do: give it more --time"',
-    "fi",
+    "}",
 )
 
 _REQUEUE = (
@@ -118,9 +117,10 @@ def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
         "again() {",
         *_indented(_REQUEUE if may_requeue(spec, profile) else _FOLLOW),
         "}",
+        *_STOPPED,
+        f'[ "$code" = 0 ] || [ -z "$stopped" ] || code={EXIT_STOPPED}',
         'if [ "$code" = 0 ] || [ -n "$over" ]; then :',
-        f'elif [ -n "$stopped" ] || [ "$code" = {EXIT_STOPPED} ] || [ -n "$asked" -a "$code" -gt {_SIGNALLED} ]; then',
-        *_indented(_STOPPED),
+        f'elif [ "$code" = {EXIT_STOPPED} ]; then stopped',
         "else",
         *_indented(_failed(spec, where)),
         "fi",
@@ -132,11 +132,12 @@ def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
 def _failed(spec: JobSpec, where: Where) -> list[str]:
     python = shlex.quote(where.host_python or where.python)
     ranks = ",".join(map(str, spec.ranks)) if spec.is_het else str(spec.ranks_per_node)
-    asked = f'--ranks={ranks} --log="$log" --began="$began"'
+    facts = f'--ranks={ranks} --log="$log" --began="$began" ${{asked:+--asked}}'
     limits = f"--max-restarts={spec.max_restarts}{'' if spec.exclude_bad_nodes else ' --no-exclude'}"
     return [
-        f'said=$({python} -m worldsize after {asked} {limits} "$folder" "$job" "$attempt" "$code")',
-        'case "$said" in again*) nodes=${said#again}; again "tried again" "${nodes# }" ;; esac',
+        f'read -r root what nodes < <({python} -m worldsize after {facts} {limits} "$folder" "$job" "$attempt" "$code")',
+        "code=${root:-$code}",
+        'case "${what:-}" in again) again "tried again" "$nodes" ;; stopped) stopped ;; esac',
     ]
 
 

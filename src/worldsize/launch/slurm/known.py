@@ -173,7 +173,7 @@ class Desk:
         every = [known for members in self.look(jobs).values() for known in members]
         for known in every:
             if known.state.name == UNKNOWN and known.facts is None and known.folder is None:
-                raise _unknown(known)
+                raise unknown(known)
         return list({known.job: known for known in every}.values())
 
     def newest(self, every: Sequence[Known]) -> list[Known]:
@@ -273,7 +273,8 @@ def _spec(folder: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _unknown(known: Known) -> LaunchError | ConfigError:
+def unknown(known: Known) -> LaunchError | ConfigError:
+    """The error for a job of which nobody tells anything."""
     note = known.state.note
     if not known.state.final:
         return LaunchError(f"nothing can be told of job {known.job}", found=note, do="try again in a minute")

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from worldsize.launch.slurm.places import Where
     from worldsize.launch.spec import JobSpec
 
-_SRUN_WAIT_S = 60
-"""How long srun lets the other tasks live when one has ended well: ranks end together, or something is wrong."""
-
 
 def step(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     """The lines of bash: the step runs in the background, its process is $step."""
@@ -31,7 +28,8 @@ def _srun(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     if spec.cpus_per_task is not None:
         # Since 22.05 srun does not take it from the job any more.
         options.append(f"--cpus-per-task={spec.cpus_per_task}")
-    options.append(f"--kill-on-bad-exit=1 --wait={_SRUN_WAIT_S}")
+    # Explicit, since a site's WaitTime would kill a rank that still exports when the others have ended well.
+    options.append("--kill-on-bad-exit=1 --wait=0")
     if spec.launcher == TASK_A_RANK and spec.world_size > 1:
         options.append("--label")
     if profile.mpi is not None:

@@ -60,7 +60,7 @@ def draft(
     """
     spec = preparing.whole(spec)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    place = (folder or Path(str(spec.chdir)) / "jobs" / f"{spec.job_name}-{stamp}").absolute()
+    place = (folder or _free(Path(str(spec.chdir)) / "jobs" / f"{spec.job_name}-{stamp}")).absolute()
     python = profile.python or sys.executable
     where = Where(place, interpreter(spec, python), host_python=python)
     environ = env.read() if environ is None else environ
@@ -68,6 +68,12 @@ def draft(
     own = containers.bound(own, place, profile, environ)
     spec = spec.model_copy(update={"container": own.container})
     return Draft(spec, where, script(own, profile, where))
+
+
+def _free(folder: Path) -> Path:
+    """This folder, or where it is there the first of its numbered names: a shell's loop submits several a second."""
+    names = (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 100)))
+    return next((name for name in names if not name.exists()), folder)
 
 
 def check(made: Draft) -> None:
@@ -144,11 +150,7 @@ def submit(made: Draft, client: Client, state: Path, *, fill: Callable[[Path], N
     except OSError as error:
         raise ConfigError("the job's folder cannot be made", found=str(error), do="give another --job-dir") from error
     try:
-        (folder / SCRIPT).write_text(made.text, encoding="utf-8")
-        (folder / SPEC).write_text(made.spec.model_dump_json(indent=2), encoding="utf-8")
-        furnish(made, client.environ)
-        if fill is not None:
-            fill(folder)
+        _fill(made, client, fill)
         client = caller(client, made.spec)
         client.test([str(folder / SCRIPT)])
         answer = client.submit([str(folder / SCRIPT)])
@@ -156,5 +158,23 @@ def submit(made: Draft, client: Client, state: Path, *, fill: Callable[[Path], N
         shutil.rmtree(folder, ignore_errors=True)
         raise
     ticket = Ticket(answer.job, str(folder), made.spec.job_name, time.time(), answer.cluster, notes=answer.notes)
-    remember(ticket, state)
+    try:
+        remember(ticket, state)
+    except OSError as error:
+        # It is in the queue: whoever called must have its number.
+        return replace(ticket, notes=f"{ticket.notes}\nit is not remembered here: {error}".strip())
     return ticket
+
+
+def _fill(made: Draft, client: Client, fill: Callable[[Path], None] | None) -> None:
+    folder = Path(made.where.folder)
+    try:
+        (folder / SCRIPT).write_text(made.text, encoding="utf-8")
+        (folder / SPEC).write_text(made.spec.model_dump_json(indent=2), encoding="utf-8")
+        furnish(made, client.environ)
+        if fill is not None:
+            fill(folder)
+    except OSError as error:
+        raise ConfigError(
+            "the job's folder cannot be filled", found=str(error), do="give another --job-dir"
+        ) from error

@@ -91,10 +91,10 @@ def why_ended(
         tail: the end of what its newest attempt printed: its exception is shown where the record has none (B094).
         ours: whether we can start it again.
     """
-    if state.name not in ENDED or ending is Ending.UNKNOWN:
+    line = record.line if record is not None else ""
+    if state.name not in ENDED or (ending is Ending.UNKNOWN and not line):
         return None
     evidence = _slurm_says(state, ending)
-    line = record.line if record is not None else ""
     # A record that begins with the code was not told by a rank.
     silent = not line or line.startswith("exit code")
     if silent and ending is not Ending.COMPLETED and (cause := failure.from_traceback(tail)):
@@ -105,6 +105,8 @@ def why_ended(
     do = _ENDED.get(ending, "").format(
         job=state.job, again=f"worldsize restart {state.job}" if ours else "submit it again"
     )
+    if ending is Ending.UNKNOWN:
+        return Why("failed", tuple(evidence), f"worldsize logs {state.job}")
     return Why(str(ending), tuple(evidence), do or None)
 
 
