@@ -123,5 +123,5 @@ def test_an_exec_command_starts_its_own_steps(slurm: Cluster, folder: Path) -> N
     job = done.out.strip()
     assert looking.wait(slurm, job, lambda state, _: state in ("COMPLETED", "FAILED"))[0] == "FAILED"
     log = (folder / "logs" / f"ddp-{job}.out").read_text(encoding="utf-8")
-    assert log.count("it's set: ") == 4
+    assert log.count("\nit's set: ") == 4
     assert "ended with code 3" in log

@@ -353,3 +353,10 @@ def test_the_spec_needs_neither_torch_nor_yaml() -> None:
     code = "import sys, worldsize.launch.spec as s; s.JobSpec(program=('a',)); print({'torch', 'ruamel.yaml'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", ["IFS", "UID", "RANDOM"])
+def test_a_variable_that_bash_sets_itself_is_refused(name: str) -> None:
+    """It would arrive changed."""
+    with pytest.raises(ConfigError, match=f"{name}, which bash sets itself"):
+        JobSpec.of({"program": ["train.py"], "env": {name: "x"}})

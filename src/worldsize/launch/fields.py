@@ -163,6 +163,13 @@ def names(value: Any) -> tuple[str, ...]:
     return found
 
 
+_BASH = frozenset({
+    "BASHOPTS", "BASHPID", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD",
+    "IFS", "LINENO", "OPTIND", "PIPESTATUS", "PPID", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID", "_",
+})  # fmt: skip
+"""A script that exports one of these would not hand on what it was given, or fail."""
+
+
 def variables(value: Any) -> dict[str, str]:
     """Environment variables with their values."""
     if not isinstance(value, Mapping):
@@ -170,6 +177,9 @@ def variables(value: Any) -> dict[str, str]:
     wrong = [key for key in value if not isinstance(key, str) or not _VARIABLE.fullmatch(key)]
     if wrong:
         refuse("has a name that no variable can have", found=repr(wrong[0]), do="use letters, digits and _")
+    own = [key for key in value if key in _BASH]
+    if own:
+        refuse(f"has {own[0]}, which bash sets itself", do="set it in the program")
     empty = [key for key, item in value.items() if item is None]
     if empty:
         refuse(f"has no value for {empty[0]}", do='write "" for an empty one, or pass_env to take it from your shell')

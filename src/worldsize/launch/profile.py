@@ -57,8 +57,6 @@ class Profile(Given):
     """Whether jobs may go back into the queue; otherwise a job that follows goes on."""
     python: Text = None
     """The interpreter of the nodes, with worldsize in it; not given: the submitter's."""
-    shared_tmp: Text = None
-    """A folder for temporary files that all nodes see."""
     threads: Annotated[int | None, by(fields.count, 1)] = None
     """OMP_NUM_THREADS of each rank; not given: its share of the CPUs."""
 

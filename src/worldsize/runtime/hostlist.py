@@ -72,14 +72,17 @@ def counts(text: str) -> list[int]:
 
 
 def _names(item: str, text: str) -> Iterator[str]:
-    choices: list[list[str]] = []
-    for prefix, ranges in _PART.findall(item):
-        choices.append([prefix])
-        if ranges:
-            choices.append([number for part in ranges[1:-1].split(",") for number in _numbers(part, text)])
+    parts = [(prefix, ranges) for prefix, ranges in _PART.findall(item) if prefix or ranges]
+    choices = [[n for part in ranges[1:-1].split(",") for n in _numbers(part, text)] for _, ranges in parts if ranges]
     if prod(map(len, choices)) > _MOST:
         raise _not_a_list(text)
-    return ("".join(parts) for parts in product(*choices))
+    form = "".join(
+        prefix.replace("{", "{{").replace("}", "}}") + ("{}" if ranges else "") for prefix, ranges in parts
+    )
+    # As Slurm does: the last bracket runs fastest, then the first, then the second.
+    *slow, fast = choices or [[""]]
+    for *numbers, last in product(*reversed(slow), fast):
+        yield form.format(*reversed(numbers), last)
 
 
 def _numbers(part: str, text: str) -> Iterator[str]:

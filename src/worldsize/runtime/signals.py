@@ -88,7 +88,7 @@ def received() -> str | None:
 def end_time() -> float | None:
     """When the scheduler ends this job by force, seconds since 1970, where it says that."""
     end = env.read().get(END_TIME, "")
-    return float(end) if end.isdigit() else None
+    return float(end) if end.isascii() and end.isdigit() else None
 
 
 def forget() -> None:

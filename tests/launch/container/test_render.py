@@ -76,7 +76,7 @@ def test_a_runtime_that_begins_with_the_images_variables(runtime: str) -> None:
     bash, flag, text, name = render(job(runtime), Profile()).argv
     assert (bash, flag, name) == ("/bin/bash", "-c", "worldsize")
     assert text.splitlines()[0] == f"__run=({HANDED[runtime]})"
-    assert text.splitlines()[-1].startswith('exec "${run[@]}" ')
+    assert text.splitlines()[-1].startswith('exec "${__run[@]}" ')
     assert text.endswith(" PYTHONNOUSERSITE=1 'A=x y' \"$@\"")
 
 

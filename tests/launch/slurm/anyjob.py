@@ -49,7 +49,7 @@ VARIABLES = st.dictionaries(
     st.one_of(
         st.from_regex(r"V[A-Za-z0-9_]{0,4}", fullmatch=True),
         st.sampled_from([
-            "IFS", "HOME", "PS4", "CDPATH", "TMPDIR", "GLOBIGNORE", "PYTHONPATH", "LD_PRELOAD", "enter", "folder", "job",
+            "HOME", "CDPATH", "TMPDIR", "GLOBIGNORE", "PYTHONPATH", "LD_PRELOAD", "enter", "folder", "job",
             "code", "step", "name", "run", "LC_ALL", "SHELL",
         ]),
     ),
@@ -58,7 +58,8 @@ VARIABLES = st.dictionaries(
 )  # fmt: skip
 SETUPS = st.lists(
     st.sampled_from([
-        "true", "x='a b'", "# a comment", "cat > /dev/null <<'EOF'\n$(not read)\nEOF", "if true; then\n  :\nfi", ": \\", "set -e",
+        "true", "x='a b'", "# a comment", "cat > /dev/null <<'EOF'\n$(not read)\nEOF", "if true; then\n  :\nfi", ": \\",
+        "set -e",
         "f() { :; }; f", ": \"$HOME\" '$x'",
     ]),
     max_size=2,

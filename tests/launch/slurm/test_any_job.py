@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, seed, settings
@@ -14,9 +13,6 @@ from tests.launch.slurm.anyjob import AnyJob, any_jobs
 from tests.launch.slurm.sham import BASH, Seen, Sham
 from worldsize.errors import EXIT_STOPPED
 from worldsize.launch import shell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LINES = (
     "job_name",
@@ -33,7 +29,7 @@ _LINES = (
 
 
 @pytest.fixture(scope="module")
-def sham(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sham]:
+def sham(tmp_path_factory: pytest.TempPathFactory) -> Sham:
     """Commands that tell what they are given."""
     return Sham(tmp_path_factory.mktemp("sham"))
 

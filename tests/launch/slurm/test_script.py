@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+from contextlib import nullcontext
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,15 @@ def test_what_a_profile_skips_is_not_rendered() -> None:
     assert "#SBATCH --gres-flags=enforce-binding" in found
 
 
+@pytest.mark.parametrize(
+    ("array", "fits"), [("0-999", True), ("0-1000", False), ("5,1000-1001%7", False), ("1-9:4%5000", True)]
+)
+def test_an_array_larger_than_the_cluster_takes_is_refused(array: str, fits: bool) -> None:
+    """MaxArraySize is one more than the largest index."""
+    with nullcontext() if fits else pytest.raises(ConfigError, match="max_array_size 1000"):
+        directives(spec(array=array), Profile.of({"max_array_size": 1000}), PLACE)
+
+
 def test_nodes_with_different_gpus_are_parts_of_one_job() -> None:
     """Equal neighbours together; what concerns the whole job is said once."""
     found = lines(nodes=3, gpus_per_node="4,4,2", time="10")
@@ -122,7 +132,7 @@ WORDS = ("", " ", "a b", "it's", "$HOME", "`x`", "*", "é漢", "--x=1 2", '"', "
 
 
 def test_arguments_reach_the_step_byte_for_byte(ran: Any) -> None:
-    """No shell on the way reads them (B026)."""
+    """No shell on the way reads them (B025)."""
     _, seen = ran(spec(program=("train.py", *WORDS)), "")
     words = seen["srun"][0]
     assert words[words.index("--") + 1 :] == ["train.py", *WORDS]
@@ -162,3 +172,24 @@ def test_a_stop_signal_reaches_the_step_and_its_end_is_waited_for(ran: Any) -> N
     code, seen = ran(spec(), body)
     assert code == EXIT_STOPPED
     assert seen["scontrol"][-1] == ["requeue", "12"]
+
+
+def test_the_cpus_of_a_task_are_said_to_srun_once(ran: Any) -> None:
+    """Since 22.05 it does not take them from the job; no variable says another number (B014)."""
+    _, seen = ran(spec(cpus_per_task=8), "")
+    assert [word for word in seen["srun"][0] if word.startswith("--cpus-per-task")] == ["--cpus-per-task=8"]
+    assert "SRUN_CPUS_PER_TASK" not in script(spec(cpus_per_task=8), SITE, PLACE)
+
+
+def test_a_rank_that_fails_ends_the_step_and_one_that_ends_well_does_not_at_once(ran: Any) -> None:
+    """Whatever the site's own settings are (B037)."""
+    _, seen = ran(spec(), "")
+    words = seen["srun"][0]
+    assert "--kill-on-bad-exit=1" in words
+    assert [word for word in words if word.startswith("--wait=")]
+
+
+def test_the_steps_exit_code_is_left_in_the_record(ran: Any, tmp_path: Path) -> None:
+    """For whoever asks where there is no accounting (B038)."""
+    ran(spec(), "sys.exit(3)")
+    assert "ended 3" in (tmp_path / "job" / "exit-12-0").read_text().splitlines()

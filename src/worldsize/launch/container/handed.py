@@ -1,7 +1,7 @@
 """Room: the bash that hands variables in one by one, where a runtime begins with the image's alone.
 
-Their names are known on the node only: Slurm sets others for each task. Its own names begin with __: a job's variable of the same
-name would be changed by it.
+Their names are known on the node only: Slurm sets others for each task. Its own variables begin with __: a job's of the same
+name would be changed.
 """
 
 from __future__ import annotations

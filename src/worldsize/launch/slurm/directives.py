@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from worldsize.errors import ConfigError
 from worldsize.launch.slurm.ways import TASK_A_RANK
 
 if TYPE_CHECKING:
@@ -18,12 +20,23 @@ if TYPE_CHECKING:
 
 def directives(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     """The #SBATCH lines, in sbatch's own words."""
+    _array_fits(spec, profile)
     first, *others = parts(spec)
     lines = [*_rendered(_asked(first, profile), profile), *_rendered(_whole(spec, profile, where), profile)]
     lines += [*profile.add, *spec.extra]
     for part in others:
         lines += ["hetjob", *_rendered(_asked(part, profile), profile)]
     return [f"#SBATCH {line}" for line in lines]
+
+
+def _array_fits(spec: JobSpec, profile: Profile) -> None:
+    most = profile.max_array_size
+    largest = max(map(int, re.findall(r"\d+", (spec.array or "").partition("%")[0])), default=0)
+    if most is not None and largest >= most:
+        do = f"number the members from 0 to {most - 1} at most; several arrays, or more work a member"
+        raise ConfigError(
+            "the array goes beyond what this cluster takes", found=f"{spec.array}, max_array_size {most}", do=do
+        )
 
 
 def parts(spec: JobSpec) -> list[JobSpec]:

@@ -97,6 +97,8 @@ class _Drill:
             if self._found.saved is None:
                 return "it ended and had not saved"
         self._until(self._resumed, "", min(timeout, self._passed() + _SAYS_S))
+        if self._found.step == 0:
+            return "there was no step to save yet: try again when it trains"
         if None not in {self._found.resumed, self._found.step} and self._found.resumed != self._found.step:
             return f"it went on from step {self._found.resumed}, and had saved step {self._found.step}"
         if self._now.ended and self._now.ending not in {Ending.COMPLETED, Ending.STOPPED}:
@@ -119,7 +121,13 @@ class _Drill:
         told = exitfile.read(self._folder / f"exit-{self._found.job}-{self.attempt}")
         if told.stopped or told.code == EXIT_STOPPED:
             self._found.saved, self._found.step = self._passed(), told.step
-            what = "everything" if told.step is None else f"step {told.step}"
+            what = (
+                "everything"
+                if told.step is None
+                else f"step {told.step}"
+                if told.step
+                else "nothing: it had no step yet"
+            )
             self._say(f"{self._found.job}: saved {what} after {self._found.saved:.1f} s")
         return self._found.saved is not None or told.code is not None
 
