@@ -164,8 +164,8 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 _BASH = frozenset({
-    "BASHOPTS", "BASHPID", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD",
-    "IFS", "LINENO", "OPTIND", "PIPESTATUS", "PPID", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID", "_",
+    "BASHOPTS", "BASHPID", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS",
+    "HISTCMD", "IFS", "LINENO", "OPTIND", "PIPESTATUS", "PPID", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID", "_",
 })  # fmt: skip
 """A script that exports one of these would not hand on what it was given, or fail."""
 
