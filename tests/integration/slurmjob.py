@@ -67,8 +67,15 @@ class Job:
 
     def ends(self) -> str:
         """Wait for the end; its state."""
-        self.until(lambda: self.state in ENDED - {"PREEMPTED"}, "the end")
+        self.until(self._over, "the end")
         return self.state
+
+    def _over(self) -> bool:
+        """Whether it has ended for good: one that goes back into the queue looks ended for a moment."""
+        if self.state not in ENDED:
+            return False
+        time.sleep(2)
+        return self.state in ENDED
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What the run's timeline says of one kind, across attempts."""

@@ -38,6 +38,7 @@ def nothing_lost(job: Job, tmp_path: Path, steps: int, restarts: int) -> None:
     slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, tmp_path / "alone", str(steps), "never", "0", "0"))
 
 
+@pytest.mark.timeout(900)
 def test_three_time_limits_lose_nothing(slurm: Cluster, tmp_path: Path) -> None:
     """Each time the signal comes before the limit, the ranks agree, commit, and the job goes back into the queue."""
     # Slurm looks every half minute and sends it by so much too early: on a busy machine, too, a minute is left to work in.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from worldsize.errors import EXIT_USAGE
 from worldsize.launch.slurm import states
 from worldsize.launch.slurm.known import Desk
 from worldsize.launch.slurm.nodes import duration, when
@@ -33,6 +35,9 @@ def command(jobs: tuple[str, ...], *, cluster: str | None, as_json: bool) -> Non
         for known in members:
             for line in _lines(known):
                 click.echo(line)
+    every = [known for members in found.values() for known in members]
+    if all(known.state.name == states.UNKNOWN and known.folder is None for known in every):
+        sys.exit(EXIT_USAGE)
 
 
 def _lines(known: Known) -> Iterator[str]:

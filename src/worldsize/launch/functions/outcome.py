@@ -76,7 +76,10 @@ def raised(here: Here, error: BaseException, *, by_name: bool) -> None:
     """Leave the exception that ended this rank's call."""
     when, (sent, trace) = time.time(), portable(error)
     note = None
-    if sent is None or isinstance(error, SystemExit):
+    if isinstance(error, SystemExit):
+        # Raised again where the result is asked for, it would end that program.
+        note = f"the function called sys.exit({error.code!r})"
+    elif sent is None:
         note = "the exception cannot be sent"
     else:
         _leave(here, sent, by_name=by_name)
