@@ -212,7 +212,7 @@ def test_accounting_tells_the_end_of_a_job_that_squeue_has_forgotten(
     desk.end(3)
     job = desk.submit()
     assert desk.ask("wait", job, "-q").code == 3
-    assert forgotten(desk, job).startswith(f"{job}: failed: exit code 3")
+    assert forgotten(desk, job).startswith(f"{job}: failed")
 
 
 def test_logs_of_a_job_that_is_not_ours(desk: Desk) -> None:
