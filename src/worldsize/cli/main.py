@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from worldsize.errors import WorldsizeError
+from worldsize.launch import env
 
 COMMANDS = {
     "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
@@ -50,7 +51,8 @@ class Commands(click.Group):
         # What is loaded stays: collecting meanwhile frees next to nothing, and is 6% of a preview's time to load.
         gc.disable()
         try:
-            command = import_module(module).command
+            with env.without_plugins():
+                command = import_module(module).command
         finally:
             gc.enable()
         assert isinstance(command, click.Command), ctx.command_path

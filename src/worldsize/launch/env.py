@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from worldsize.launch.plan import Plan, Share
@@ -21,6 +22,19 @@ _HIDDEN = (
 
 _KEPT = ("OMPI_MCA_", "PMIX_MCA_")
 """The user's own settings for MPI."""
+
+
+@contextmanager
+def without_plugins() -> Iterator[None]:
+    """In this block pydantic looks for no plugins of our models, which takes longer the more packages are installed."""
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})
 
 
 def read() -> dict[str, str]:
