@@ -36,7 +36,7 @@ $(DEV_ENV): $(SOURCES)
 demo: $(DEMO_ENV) ## trains real digits, is killed, goes on on other world sizes, ends on the same curve
 	$(BIN)/python examples/digits/demo.py
 
-test: $(DEV_ENV) ## the tests (under 20 minutes on 2 cores)
+test: $(DEV_ENV) ## the tests (about half an hour on 2 cores)
 	@.ci/system-packages tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
