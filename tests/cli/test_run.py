@@ -43,7 +43,7 @@ def invoke(line: str | list[str]) -> Result:
         ("--nproc_per_node=2 S --lr 1", 2, ["--lr", "1"]),
         ("S --nproc-per-node 2 -- --lr 1", 2, ["--lr", "1"]),
         ("--strategy ddp S -n 2 --", 2, []),
-        ("-- S --nproc-per-node 2", 1, ["--nproc-per-node", "2"]),
+        ("S --nproc-per-node 2", 1, ["--nproc-per-node", "2"]),
         ("-n 2 -- S a -- b", 2, ["a", "--", "b"]),
         ("-- S -n 3", 1, ["-n", "3"]),
         ("S -n 2 -- -- a", 2, ["--", "a"]),
@@ -138,9 +138,12 @@ def test_the_launch_half_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize("slip", ["--nproc-per-node 2", "--nproc_per_node=2", "--hosts a,b"])
-def test_our_option_behind_the_script_is_no_silent_word_of_the_program(plans: list[Plan], slip: str) -> None:
-    """One rank instead of eight would be noticed late."""
-    done = invoke(f"S {slip}")
-    assert "behind the script" in done.output
-    assert done.exit_code == 2
-    assert not plans
+def test_our_option_behind_the_script_is_said(plans: list[Plan], slip: str) -> None:
+    """One rank instead of eight would be noticed late. The word is the program's all the same."""
+    assert "stands behind the script" in invoke(f"S {slip}").stderr
+    assert plans[0].argv[-len(slip.split()) :] == tuple(slip.split())
+
+
+def test_our_option_behind_the_script_is_not_said_where_it_is_meant() -> None:
+    """A `--` before the script says so."""
+    assert "behind the script" not in invoke("-- S --hosts a,b").stderr

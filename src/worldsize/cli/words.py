@@ -24,7 +24,7 @@ class OursFirst(click.Command):
         if "--" in before[-1:]:
             return args
         if "--" not in words[1:]:
-            self._refuse_slips(ctx, words)
+            self._warn_of_slips(ctx, words)
             return args
         cut = words.index("--", 1)
         script, between, own = words[0], words[1:cut], words[cut + 1 :]
@@ -37,14 +37,14 @@ class OursFirst(click.Command):
             )
         return [*before, *between, "--", script, *own]
 
-    def _refuse_slips(self, ctx: click.Context, words: list[str]) -> None:
-        """What says how to start, and no program is told: written behind the script it would start otherwise in silence."""
+    def _warn_of_slips(self, ctx: click.Context, words: list[str]) -> None:
+        """Say where a word is most likely a slip. It stays the program's, as every word behind the script is (B025)."""
         slip = next((word for word in words[1:] if _name(word) in _SURELY_OURS), None)
         if slip is not None:
-            raise click.UsageError(
-                f"{_name(slip)} stands behind the script, where words are the program's: write it before {words[0]}, or a `--` "
-                f"behind our own options; if it is the program's, write `{ctx.command_path} ... -- {words[0]} ...`",
-                ctx,
+            click.echo(
+                f"{ctx.command_path}: {_name(slip)} stands behind the script, so it is the program's. If it is meant for us, "
+                f"write it before {words[0]}, or a `--` behind it",
+                err=True,
             )
 
     def _not_ours(self, ctx: click.Context, between: list[str]) -> str | None:

@@ -115,7 +115,7 @@ def ran(tmp_path: Path) -> Any:
     def run(job: JobSpec, srun: str, **env: str) -> tuple[int, dict[str, list[Any]]]:
         log = "open(os.path.join(folder, '{0}.log'), 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
         tool("srun", log.format("srun") + srun)
-        tool("scontrol", log.format("scontrol"))
+        tool("scontrol", log.format("scontrol") + "print(os.environ.get('FACTS', ''))\n")
         tool("sleep", "")
         text = script(job, SITE, Where(tmp_path / "job", sys.executable))
         (tmp_path / "script.sh").write_text(text, encoding="utf-8")
@@ -161,17 +161,37 @@ def test_a_record_decides_and_not_the_code(ran: Any) -> None:
     assert seen["scontrol"] == [["requeue", "12"]]
 
 
+SAVES = (
+    "done = []\nsignal.signal(signal.SIGUSR1, lambda *_: done.append(1))\nos.kill(os.getppid(), signal.SIGUSR1)\n"
+    "end = time.monotonic() + 20\n"
+    "while not done and time.monotonic() < end: time.sleep(0.01)\n"
+    "time.sleep(0.3)\nif done: open(os.environ['WORLDSIZE_EXIT_FILE'], 'w').write('stopped 7\\n')\nsys.exit(9)"
+)
+"""A step that has the script told to stop, hears of it, and saves."""
+
+
 def test_a_stop_signal_reaches_the_step_and_its_end_is_waited_for(ran: Any) -> None:
     """A batch shell that waits in the foreground would hear it too late (B041)."""
-    body = (
-        "done = []\nsignal.signal(signal.SIGUSR1, lambda *_: done.append(1))\nos.kill(os.getppid(), signal.SIGUSR1)\n"
-        "end = time.monotonic() + 20\n"
-        "while not done and time.monotonic() < end: time.sleep(0.01)\n"
-        "time.sleep(0.3)\nif done: open(os.environ['WORLDSIZE_EXIT_FILE'], 'w').write('stopped 7\\n')\nsys.exit(9)"
-    )
-    code, seen = ran(spec(), body)
+    code, seen = ran(spec(), SAVES)
     assert code == EXIT_STOPPED
-    assert seen["scontrol"][-1] == ["requeue", "12"]
+    assert seen["scontrol"] == [["show", "job", "--oneliner", "12"], ["requeue", "12"]]
+
+
+@pytest.mark.parametrize(
+    ("facts", "again"),
+    [
+        ("JobState=RUNNING Reason=None Restarts=0 BatchFlag=1", True),
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0 BatchFlag=1", True),
+        ("JobState=COMPLETING Reason=None Restarts=0 BatchFlag=1", False),
+        ("JobState=COMPLETING Reason=None Restarts=1 BatchFlag=1", False),
+    ],
+    ids=["signalled", "time limit", "cancelled", "requeued by Slurm"],
+)
+def test_only_who_is_not_cancelled_nor_back_already_is_put_back(ran: Any, facts: str, again: bool) -> None:
+    """Scancel is no request to come again."""
+    code, seen = ran(spec(), SAVES, FACTS=f"JobId=12 {facts}")
+    assert code == EXIT_STOPPED
+    assert (["requeue", "12"] in seen["scontrol"]) == again
 
 
 def test_the_cpus_of_a_task_are_said_to_srun_once(ran: Any) -> None:
