@@ -9,10 +9,9 @@ import click
 
 from worldsize.errors import EXIT_STOPPED, WorldError
 from worldsize.launch import env
+from worldsize.launch.failure import SIGNALLED
 from worldsize.launch.slurm import after, exitfile
 from worldsize.runtime.hostlist import expand
-
-_SIGNALLED = 128
 
 
 @click.command(hidden=True)
@@ -34,7 +33,7 @@ def command(folder: Path, job: str, attempt: str, code: int, **options: Any) -> 
     this = after.Attempt(folder, job, attempt, code, _hosts(options["ranks"]), options["log"], options["began"])
     root = after.root_code(after.tail(this.log), code)
     known = exitfile.read(this.record).failed
-    if known is None and (root == EXIT_STOPPED or (options["asked"] and root > _SIGNALLED)):
+    if known is None and (root == EXIT_STOPPED or (options["asked"] and root > SIGNALLED)):
         click.echo(f"{root} stopped")
         return
     what = known or after.failed(this)

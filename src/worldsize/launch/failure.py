@@ -20,6 +20,8 @@ from worldsize.errors import EXIT_FAILED
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+SIGNALLED = 128
+"""What a shell adds to the number of the signal that ended a process."""
 _LONGEST_TRACE = 1 << 15
 _LONGEST_MESSAGE = 400
 _RANK = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)
@@ -106,7 +108,7 @@ class Failure:
     @property
     def exit_code(self) -> int:
         """What a shell would say: the code itself, 128 + n after signal n."""
-        return 128 - self.code if self.code < 0 else self.code or EXIT_FAILED
+        return SIGNALLED - self.code if self.code < 0 else self.code or EXIT_FAILED
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

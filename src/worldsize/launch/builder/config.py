@@ -9,7 +9,7 @@ import difflib
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, model_validator
+from pydantic import model_validator
 
 from worldsize.errors import ConfigError
 from worldsize.launch import fields
@@ -44,7 +44,6 @@ Flag = Annotated[bool, by(fields.flag)]
 class BuilderConfig(Given):
     """One slurm_config.yaml. Frozen; `sweep.drafts` makes jobs of it."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     NAME: ClassVar[str] = "slurm config"
 
     job_name: Annotated[str | None, by(fields.text)] = None

@@ -10,6 +10,7 @@ from worldsize.errors import WorldsizeError
 from worldsize.launch.functions.job import End, Job
 from worldsize.launch.slurm import states
 from worldsize.launch.slurm.states import Asked, Listing
+from worldsize.launch.slurm.watch import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from worldsize.launch.slurm.states import State
 
 R = TypeVar("R")
-_FIRST_S, _LAST_S, _GROWTH = 0.3, 10.0, 1.4
+_FIRST_S, _LAST_S = 0.3, 10.0
 """Seconds between two questions: at first, at last."""
 _LATE_S = 30.0
 """How long files of a node may take to be seen here."""
@@ -83,13 +84,13 @@ class Watcher:
         self._jobs: list[SlurmJob[object]] = []
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._interval = _FIRST_S
+        self._pace = Pace(_FIRST_S, _LAST_S)
 
     def add(self, jobs: Sequence[SlurmJob[R]]) -> None:
         """Watch these too."""
         with self._change:
             self._jobs += jobs  # type: ignore[arg-type] # what they return does not matter here
-            self._interval = _FIRST_S
+            self._pace = Pace(_FIRST_S, _LAST_S)
             self._change.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="worldsize-jobs", daemon=True)
@@ -105,8 +106,7 @@ class Watcher:
                 jobs = list(self._jobs)
             self._ask(jobs)
             with self._change:
-                self._change.wait(self._interval)
-                self._interval = min(self._interval * _GROWTH, _LAST_S)
+                self._change.wait(self._pace.after(news=False))
 
     def _ask(self, jobs: Sequence[SlurmJob[object]]) -> None:
         try:

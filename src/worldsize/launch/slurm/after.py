@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _TAIL = 1 << 18
 _HEADER = "worldsize: job "
-_SIGNALLED = 128
 _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
 _SUMMARY = re.compile(
     r"Root Cause.*?host\s*: (?P<host>\S+).*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL
@@ -92,7 +91,7 @@ def failed(attempt: Attempt) -> Failed:
     causes = [*_from_files(attempt), *_from_words(text), *_from_ranks(text, attempt.hosts)]
     root = failure.root(causes) if causes else None
     code = root_code(text, attempt.code)
-    code = _SIGNALLED - code if code > _SIGNALLED else code
+    code = failure.SIGNALLED - code if code > failure.SIGNALLED else code
     line = root.line if root else failure.from_code(code, _NOISE.sub("", text))[0]
     ending = endings.from_text(line) or endings.from_text(text)
     if ending is None:
@@ -105,7 +104,7 @@ def root_code(text: str, code: int) -> int:
     summary = _SUMMARY.search(text)
     if summary:
         found = int(summary["code"])
-        return _SIGNALLED - found if found < 0 else found
+        return failure.SIGNALLED - found if found < 0 else found
     for ended in _ENDED.finditer(text):
         found = int(ended["code"]) if ended["code"] else _SIGNALS.get(ended["signal"].strip(), _PASSED_ON)
         if found not in (0, _PASSED_ON):

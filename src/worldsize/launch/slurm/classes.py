@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from worldsize.errors import EXIT_STOPPED
 from worldsize.launch.endings import PREEMPTED, Ending, from_text
+from worldsize.launch.failure import SIGNALLED
 
 if TYPE_CHECKING:
     from worldsize.launch.slurm.states import ExitRecord, State
@@ -59,7 +60,7 @@ def _failed(state: State, record: ExitRecord | None, tail: str) -> Ending:
         return found
     if found := from_text(tail):
         return found
-    return Ending.USER_ERROR if code and not signal and code < 128 else Ending.UNKNOWN  # noqa: PLR2004 - 128 + signal
+    return Ending.USER_ERROR if code and not signal and code < SIGNALLED else Ending.UNKNOWN
 
 
 def _code(state: State, record: ExitRecord | None) -> tuple[int, int]:

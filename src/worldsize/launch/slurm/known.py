@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from worldsize.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError
 from worldsize.launch import env
 from worldsize.launch.endings import Ending
+from worldsize.launch.failure import SIGNALLED
 from worldsize.launch.slurm import classes, exitfile, logs, states
 from worldsize.launch.slurm.client import Client
 from worldsize.launch.slurm.states import UNKNOWN, Asked, ExitRecord, JobFacts, State
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-_SIGNALLED = 128
 _TERM = 15
 
 
@@ -92,8 +92,8 @@ class Known:
         facts, own = self.facts, self.record is not None and self.record.of(self.facts)
         said = self.record.code if self.record is not None and own else None
         if not said and facts is not None:
-            said = facts.exit_code or (_SIGNALLED + facts.signal if facts.signal else None)
-        return said or (_SIGNALLED + _TERM if self.state.name in {"CANCELLED", "TIMEOUT"} else EXIT_FAILED)
+            said = facts.exit_code or (SIGNALLED + facts.signal if facts.signal else None)
+        return said or (SIGNALLED + _TERM if self.state.name in {"CANCELLED", "TIMEOUT"} else EXIT_FAILED)
 
     @property
     def next(self) -> str | None:
