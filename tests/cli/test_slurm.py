@@ -25,6 +25,7 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "scontrol": f"/bin/cat '{lines.SEEN}/22.05.partitions'",
     }
     monkeypatch.setenv("PATH", lines.commands(tmp_path, **scripts)["PATH"])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # other tests' jobs have these numbers too
     monkeypatch.chdir("/")
 
 
