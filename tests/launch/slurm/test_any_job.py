@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, seed, settings
+from hypothesis import example, given, seed, settings
 
 from tests.launch.slurm.anyjob import AnyJob, any_jobs
 from tests.launch.slurm.sham import BASH, Seen, Sham
@@ -28,12 +28,22 @@ _LINES = (
 )
 
 
+_ALONE = {"nodes": 1, "launcher": "worldsize", "program": ["-m", "p"]}
+_FOLDERS = {"job": "f", "chdir": "f", "venv": "f", "python": "f ="}
+ENV_READS_EQUALS = AnyJob(_ALONE | {"container": {"image": "i", "runtime": "apptainer"}}, {}, _FOLDERS, 0)
+"""`env`, which sets variables inside, took such an interpreter for one more."""
+BACKSLASH = AnyJob(_ALONE | {"setup": [": \\", "f() { :; }; f"]}, {}, _FOLDERS, 0)
+"""A command's last backslash joined the next one to it."""
+
+
 @pytest.fixture(scope="module")
 def sham(tmp_path_factory: pytest.TempPathFactory) -> Sham:
     """Commands that tell what they are given."""
     return Sham(tmp_path_factory.mktemp("sham"))
 
 
+@example(ENV_READS_EQUALS)
+@example(BACKSLASH)
 @given(any_jobs())
 def test_any_job_hands_on_what_it_was_given(sham: Sham, job: AnyJob) -> None:
     """Bash accepts the script; words, variables and options are the same bytes; no text of a person is executed."""

@@ -64,8 +64,7 @@ def environment(spec: JobSpec, profile: Profile) -> list[str]:
     end = _END
     while end in lines:
         end += "_"
-    # The empty line takes a backslash at the end of the last command.
-    return [f"IFS= read -r -d '' enter <<'{end}'", _UNREACHED, *lines, "", 'exec "$@"', end]
+    return [f"IFS= read -r -d '' enter <<'{end}'", _UNREACHED, *lines, 'exec "$@"', end]
 
 
 def enter(spec: JobSpec, profile: Profile) -> str:
@@ -107,7 +106,8 @@ def _setup(spec: JobSpec, profile: Profile) -> Iterator[str]:
     if spec.conda:
         yield f"{_CONDA} || {_fail('there is no conda here for environment', spec.conda, 'load its module, or put it on PATH')}"
         yield f"conda activate {shlex.quote(spec.conda)} || {_fail('conda has no environment', spec.conda)}"
-    yield from spec.setup
+    # An empty line takes a backslash at a command's end: it would join the next one to it, or the program.
+    yield from (f"{command}\n" if command.endswith("\\") else command for command in spec.setup)
 
 
 def _modules(names: tuple[str, ...]) -> Iterator[str]:
