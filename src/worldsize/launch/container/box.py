@@ -71,3 +71,8 @@ class Rendered:
 
     argv: tuple[str, ...]
     srun: tuple[str, ...] = ()
+
+    def running(self, program: str) -> tuple[str, ...]:
+        """The argv that executes a program inside. `env`, at the end of `argv`, would set a variable where one has an =."""
+        plain = ("sh", "-c", 'exec "$0" "$@"') if self.argv and "=" in program else ()
+        return (*self.argv, *plain, program)

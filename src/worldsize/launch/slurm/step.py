@@ -38,9 +38,7 @@ def _srun(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     options += [f"--{name}-bind={shlex.quote(bind)}" for name, bind in binds if bind]
     inside = container.render(spec, profile)
     options += map(shlex.quote, inside.srun)
-    # Inside, `env` stands before it: a path with = would be a variable's.
-    shield = ("sh", "-c", 'exec "$0" "$@"') if inside.argv and "=" in where.python else ()
-    node = f"{enter(spec, profile)}{shlex.join((*inside.argv, *shield, where.python))} -m worldsize node"
+    node = f"{enter(spec, profile)}{shlex.join(inside.running(where.python))} -m worldsize node"
     return [*options, node, *_node(spec, profile), _program(spec)]
 
 
