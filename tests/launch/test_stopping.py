@@ -10,6 +10,7 @@ import pytest
 from tests.launch.commands import finish, lines, run, script, start, until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SAVES = """
@@ -27,6 +28,14 @@ WAITS = """
 open(sys.argv[1] + "/up" + os.environ["RANK"], "w").close()
 time.sleep(600)
 """
+
+
+@pytest.fixture(autouse=True)
+def _hears_hang_ups() -> Iterator[None]:
+    """These tests themselves may run under nohup, which whatever they start would inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def up(folder: Path, ranks: int = 2) -> None:
