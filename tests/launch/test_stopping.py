@@ -31,11 +31,13 @@ time.sleep(600)
 
 
 @pytest.fixture(autouse=True)
-def _hears_hang_ups() -> Iterator[None]:
-    """These tests themselves may run under nohup, which whatever they start would inherit."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _heard() -> Iterator[None]:
+    """The suite may have been started by nohup or in a shell's background: what tests start would ignore these too."""
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def up(folder: Path, ranks: int = 2) -> None:
