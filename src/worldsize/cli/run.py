@@ -52,6 +52,10 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
     click.option("--no-python", is_flag=True, help="Execute SCRIPT as it is."),
     click.option("--strategy", help="How the model lies over the ranks, for a Run or Trainer."),
+    click.option("--tp", type=click.IntRange(1), help="Tensor parallel: over how many ranks each layer is split."),
+    click.option("--pp", type=click.IntRange(1), help="Pipeline parallel: in how many stages the model lies."),
+    click.option("--cp", type=click.IntRange(1), help="Context parallel: over how many ranks each sequence is split."),
+    click.option("--replicas", type=click.IntRange(1), help="Under hsdp: copies of the shards; one a host otherwise."),
     click.option("--precision", help="fp64, fp32, bf16 or fp16, for a Run or Trainer."),
     debug,
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What ranks compute on."),
@@ -150,8 +154,8 @@ _AS_THEY_ARE = (
 
 
 def _for_ranks(options: dict[str, Any]) -> dict[str, str]:
-    chosen = {name: options[name] for name in ("strategy", "precision", "device")}
-    ours = {f"WORLDSIZE_{name.upper()}": value for name, value in chosen.items() if value is not None}
+    names = ("strategy", "tp", "pp", "cp", "replicas", "precision", "device")
+    ours = {f"WORLDSIZE_{name.upper()}": str(options[name]) for name in names if options[name] is not None}
     return ours | debugged(options["debug"])
 
 

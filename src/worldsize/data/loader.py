@@ -76,6 +76,7 @@ class Loader:
         pin: batches through page-locked memory; None means for CUDA devices.
         shuffle: False keeps the data's own order.
         dtype_of_floats: floating-point tensors are converted to it on the device.
+        counts: whether what this rank counts is added; of ranks that load the same share, one does.
         accept: "own-generator" accepts a dataset that draws from a generator of its own, whose samples then differ
             between layouts and after a resume.
 
@@ -87,13 +88,13 @@ class Loader:
         self, source: Any, plan: BatchPlan, *, seed: int, rank: int, ranks: int, padding: Padding, comm: Comm,
         device: torch.device | None = None, count: Count | None = None, workers: int | None = None,
         pin: bool | None = None, shuffle: bool = True, dtype_of_floats: torch.dtype | None = None,
-        accept: Collection[str] = (),
+        accept: Collection[str] = (), counts: bool = True,
     ) -> None:  # fmt: skip
         self.plan = plan
         self._source = adopt(source, seed)
         _check_length(self._source, plan)
         self._seed, self._comm, self._count, self._accept = seed, comm, count, accept
-        self._device, self._floats = device, dtype_of_floats
+        self._device, self._floats, self._counts = device, dtype_of_floats, counts
         self._side = torch.cuda.Stream(device) if _on_cuda(device) else None
         self._names: list[str] | None = None
         self._seen: list[Seen] | None = None
@@ -190,7 +191,8 @@ class Loader:
         """Start what takes time: adding up counts over ranks, and the copy to the device."""
         sums = None
         if self._count is not None:
-            sums = self._comm.start_sum(_added(self._agreed_names(loaded), loaded))
+            mine = _added(self._agreed_names(loaded), loaded)
+            sums = self._comm.start_sum(mine if self._counts else [0.0] * len(mine))
         arrived = None
         if self._side is None or all(small(micro.batch) for micro in loaded.micro):
             # A second stream for a copy of microseconds would cost more than the copy.

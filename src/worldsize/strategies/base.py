@@ -6,12 +6,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
+
 from worldsize.errors import ConfigError, StepError
+from worldsize.runtime.grid import Grid, Sizes
+from worldsize.strategies.norm import gradients, norm, scale_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from worldsize.runtime.session import Session
     from worldsize.strategies.precision import Precision
@@ -72,6 +77,7 @@ class Setting:
     session: Session
     precision: Precision
     options: Options = field(default_factory=Options)
+    sizes: Sizes = field(default_factory=Sizes)
 
 
 class Strategy(ABC):
@@ -87,17 +93,23 @@ class Strategy(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.device = setting.session.device
+        world, sizes = setting.session.world, setting.sizes
+        self.grid = Grid.of(world, sizes, self.replicas(sizes.shares(world)))
         self._placed: dict[nn.Module, list[tuple[str, nn.Parameter, bool]]] = {}
 
     @property
     def rank(self) -> int:
         """Data-parallel rank of this process: which share of the global batch it works on."""
-        return self.setting.session.comm.rank
+        return self.grid.share
 
     @property
     def ranks(self) -> int:
         """How many data-parallel ranks there are."""
-        return self.setting.session.comm.size
+        return self.grid.shares
+
+    def replicas(self, shares: int) -> int:
+        """How many copies of the model's shards there are, where the batch is dealt into so many shares."""
+        return shares
 
     @property
     def averaged(self) -> int:
@@ -122,6 +134,12 @@ class Strategy(ABC):
     def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
         """What `place` does under this strategy."""
 
+    def open(self, model: nn.Module, batches: Sequence[Any]) -> None:
+        """Before the first micro-batch of a turn that trains the model: all of this rank's, dummies among them."""
+
+    def close(self, model: nn.Module) -> None:
+        """After the last one: from here on gradients are the whole world's."""
+
     def exchange(self, model: nn.Module, *, last: bool) -> None:
         """Before a micro-batch of the model's own turn: gradients are exchanged in its backward pass iff `last`.
 
@@ -140,6 +158,10 @@ class Strategy(ABC):
     def stand_by(self, model: nn.Module, *, last: bool) -> None:
         """The same in a turn that trains other models: this one's gradients are thrown away afterwards."""
 
+    def backward(self, losses: Tensor, weights: Tensor) -> None:
+        """Send the losses of a micro-batch backward, each with its weight (of the same shape)."""
+        torch.autograd.backward(losses, weights)
+
     def sent(self, model: nn.Module) -> None:
         """After each backward pass of the model's own turn. Raises StepError where it went past the exchange."""
 
@@ -157,6 +179,49 @@ class Strategy(ABC):
         del model
         return []
 
+    def adopt(self, optimizer: Optimizer, models: Sequence[nn.Module], clip: float | None) -> Optimizer:
+        """The optimizer that the run uses for the one that the program made over placed models: mostly itself."""
+        del models, clip
+        return optimizer
+
+    def clip_(
+        self, parameters: Sequence[nn.Parameter], *, divisor: float, most: float | None, wanted: bool
+    ) -> Tensor | None:
+        """Divide the gradients of an optimizer, and scale them down where they are too large together.
+
+        Args:
+            parameters: what the optimizer trains.
+            divisor: what they are divided by: a loss scale, a count.
+            most: the largest norm that all of them together may have, None for any.
+            wanted: whether the norm is needed.
+
+        Returns:
+            the norm over all ranks before it is limited (0-dim tensor), where it is needed.
+        """
+        grads = gradients(parameters)
+        if not wanted:
+            scale_(grads, 1.0 / divisor)
+            return None
+        size = self.norm(grads) / divisor
+        if most is None:
+            scale_(grads, 1.0 / divisor)
+        else:
+            # The factor of torch.nn.utils.clip_grad_norm_, joined with the division: one pass over the gradients.
+            scale_(grads, (most / (size + 1e-6)).clamp(max=1.0) / divisor)
+        return size
+
+    def norm(self, grads: Sequence[Tensor]) -> Tensor:
+        """The 2-norm over the gradients of all ranks together, each counted once. Collective where they are sharded."""
+        return norm(grads, self.device)
+
+    def state(self, model: nn.Module) -> Mapping[str, Any]:
+        """What checkpoints keep of a model on this rank, under the names of the user's own model."""
+        found: Mapping[str, Any] = model.state_dict()
+        return found
+
+    def filled(self, model: nn.Module) -> None:
+        """After a checkpoint was read into the tensors that `state` gave."""
+
     def start_sum_(self, tensor: Tensor) -> Callable[[], Any]:
         """Begin to sum a small tensor on `device` over ranks, in place.
 
@@ -172,11 +237,15 @@ class Strategy(ABC):
 
     def whole(self, model: nn.Module) -> dict[str, Tensor]:
         """A full copy of the model's state in host memory, on every rank. Collective."""
-        return {name: full(value).detach().cpu().clone() for name, value in model.state_dict().items()}
+        return {name: full(value).detach().cpu().clone() for name, value in self.state(model).items()}
 
     def layout(self) -> dict[str, Any]:
         """What a checkpoint says about how it was written."""
-        return {"strategy": self.name, "ranks": self.ranks, "precision": self.setting.precision.name}
+        written = self.grid.written()
+        mesh = {"mesh": written} if written.keys() - {"dp_replicate"} else {}
+        return {
+            "strategy": self.name, "ranks": self.grid.world, "precision": self.setting.precision.name, **mesh,
+        }  # fmt: skip
 
 
 def _nothing() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -43,9 +42,13 @@ class FSDP(Ranked):
     name = "fsdp"
     padding: ClassVar[Padding] = "equal"
 
+    def replicas(self, shares: int) -> int:
+        """Every rank holds shards of its own."""
+        del shares
+        return 1
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._mesh: DeviceMesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("data",))
         self._entries: dict[nn.Module, _Entry] = {}
 
     def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
@@ -88,13 +91,9 @@ class FSDP(Ranked):
         entry.used.drop_zeros(self.setting.session.comm)
         return []
 
-    def layout(self) -> dict[str, Any]:
-        """The mesh is a line of all ranks."""
-        return {**super().layout(), "mesh": {"data": self.ranks}}
-
     def _shard(self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options) -> int:
         """Fill and shard from the inside out. Returns in how many units with parameters the model lies."""
-        common: dict[str, Any] = {"mesh": self._mesh, "offload_policy": self._offload(options)}
+        common: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self._offload(options)}
         units = _whole_ties(model, chosen(model, options.wrap))
         if self.setting.precision.autocast is not None:
             # Batch normalisation keeps its statistics in float32 and wants its weights in the same.

@@ -1,11 +1,13 @@
-"""Room: what strategies share whose ranks all work on the batch: the process group, small collectives, equal weights."""
+"""Room: what strategies of several ranks share: the process groups, small collectives, equal weights."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from worldsize.errors import LayoutError
 from worldsize.strategies.base import Setting, Strategy, brief
@@ -18,11 +20,30 @@ if TYPE_CHECKING:
 
 
 class Ranked(Strategy):
-    """Every rank is a data-parallel rank, and gradients come out as the mean over ranks."""
+    """Gradients come out as the mean over the data-parallel ranks."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         setting.session.need_group()
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The grid's axes as torch knows them; those of length 1 are left out. Collective when first asked for."""
+        written = self.grid.written() or {"dp_shard": 1}
+        made: DeviceMesh = init_device_mesh(self.device.type, tuple(written.values()), mesh_dim_names=tuple(written))
+        return made
+
+    @cached_property
+    def peers(self) -> dist.ProcessGroup | None:
+        """The ranks that have the other shares of the batch, for the same part of the model; None where that is all."""
+        if self.ranks == self.grid.world:
+            return None
+        axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis in self.grid.written())
+        if not axes:
+            return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        mesh = self.mesh[axes[0]] if len(axes) == 1 else self.mesh[axes]._flatten("dp")  # noqa: SLF001
+        group: dist.ProcessGroup = mesh.get_group()
+        return group
 
     @property
     def averaged(self) -> int:
@@ -30,16 +51,16 @@ class Ranked(Strategy):
         return self.ranks
 
     def start_sum_(self, tensor: Tensor) -> Callable[[], Any]:
-        """An all-reduce on the device's own backend."""
+        """An all-reduce on the device's own backend, over the world: what does not count is zero there."""
         work = dist.all_reduce(tensor, async_op=True)
         assert work is not None
         wait: Callable[[], Any] = work.wait
         return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """An all-gather on the device's own backend."""
+        """An all-gather on the device's own backend, over the shares of the batch."""
         found = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        dist.all_gather(found, tensor.contiguous())
+        dist.all_gather(found, tensor.contiguous(), group=self.peers)
         return found
 
     def refuse_differences(self, model: nn.Module) -> None:
@@ -66,7 +87,8 @@ class Ranked(Strategy):
         digests = {name: _digest(value.detach()) for name, value in values.items()}
         everyone = self.setting.session.comm.gather(digests)
         names = sorted({name for each in everyone for name in each})
-        return [name for name in names if len({each.get(name) for each in everyone}) > 1]
+        # A pipeline's stages have different ones.
+        return [name for name in names if len({each[name] for each in everyone if name in each}) > 1]
 
 
 def _digest(value: Tensor) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from worldsize.errors import ConfigError
 
 if TYPE_CHECKING:
-    from worldsize.strategies.base import Strategy
+    from worldsize.strategies.base import Setting, Strategy
 
 _KNOWN = {
     "single": "worldsize.strategies.single:Single",
     "ddp": "worldsize.strategies.ddp:DDP",
     "fsdp": "worldsize.strategies.fsdp:FSDP",
+    "horovod": "worldsize.strategies.horovod:Horovod",
 }
 
 
@@ -29,6 +30,11 @@ def find(name: str) -> type[Strategy]:
         loaded: type[Strategy] = foreign[name].load()
         return loaded
     raise ConfigError(f"strategy {name!r} is not known", do=f"choose one of {', '.join([*_KNOWN, *sorted(foreign)])}")
+
+
+def make(name: str, setting: Setting) -> Strategy:
+    """The strategy of that name, where it is to work."""
+    return find(name)(setting)
 
 
 def default(ranks: int) -> str:

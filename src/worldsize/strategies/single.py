@@ -23,9 +23,9 @@ class Single(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        if self.ranks > 1:
+        if self.grid.world > 1:
             raise LayoutError(
-                "strategy 'single' is for one rank", found=f"{self.ranks} ranks", do="choose ddp or fsdp, or one rank"
+                "strategy 'single' is for one rank", found=f"{self.grid.world} ranks", do="choose ddp or fsdp, or one rank"
             )
 
     def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:

@@ -48,7 +48,8 @@ class Engine:
         self.log_norm = False
         """Whether this step's gradient norm is wanted for a log line."""
         self._strategies: dict[str, Strategy] = {}
-        self.strategy = self.strategy_of(settings.strategy or registry.default(session.comm.size))
+        self._sizes = settings.sizes
+        self.strategy = self.strategy_of(settings.strategy or registry.default(settings.sizes.shares(session.world)))
         self.notes: list[str] = []
         """Lines for a person, to be said when the next numbers are."""
         self._looked: set[str] = set()
@@ -77,7 +78,7 @@ class Engine:
     def strategy_of(self, name: str) -> Strategy:
         """The strategy of that name, made once."""
         if name not in self._strategies:
-            self._strategies[name] = registry.find(name)(Setting(self.session, self.precision))
+            self._strategies[name] = registry.make(name, Setting(self.session, self.precision, sizes=self._sizes))
         return self._strategies[name]
 
     def place(

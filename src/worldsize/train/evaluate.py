@@ -61,7 +61,7 @@ class Evaluator:
                     total, count = _score(name, score, len(micro.ids))
                     entry = sums.setdefault(name, [0.0, 0.0])
                     entry[0], entry[1] = entry[0] + total, entry[1] + count
-        mine = {name: (float(total), float(count)) for name, (total, count) in sums.items()}
+        mine = {name: (float(total), float(count)) for name, (total, count) in sums.items() if self._counts}
         return _means(self._engine.comm.gather(mine))
 
     def outputs(self, fn: Callable[[Any], Any], data: Any, model: nn.Module | None) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Evaluator:
             found = full(fn(micro.batch)).detach().cpu()
             if not micro.dummy:
                 rows.append((micro.ids, found))
-        everyone = [row for rank in self._engine.comm.gather(rows) for row in rank]
+        everyone = [row for rank in self._engine.comm.gather(rows if self._counts else []) for row in rank]
         numbers = torch.tensor([number for ids, _ in everyone for number in ids])
         return torch.cat([found for _, found in everyone])[torch.argsort(numbers)]
 
@@ -95,6 +95,10 @@ class Evaluator:
                     raise Stopped
                 pending = self._engine.comm.start_any([signals.received() is not None])
             pending.wait()
+
+    @property
+    def _counts(self) -> bool:
+        return self._engine.strategy.grid.speaks
 
     def _loader(self, data: Any) -> Loader:
         if id(data) not in self._loaders:

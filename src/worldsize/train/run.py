@@ -13,6 +13,7 @@ from worldsize.config import Duration
 from worldsize.errors import EXIT_STOPPED, ConfigError, StepError
 from worldsize.runtime import env, failure, session
 from worldsize.runtime.comm import on_one
+from worldsize.runtime.grid import Sizes
 from worldsize.train import progress, start, warm
 from worldsize.train.average import Average
 from worldsize.train.engine import Engine
@@ -51,7 +52,12 @@ class Run:
         micro_per_step: instead of micro_batch: into how many micro-batches a step is cut.
         duration: "10ep", "500st", "1Msa".
         seed: all random numbers and the order of the data follow from it.
-        strategy: single, ddp, fsdp, or one of another package; single on one rank and ddp on several where None.
+        strategy: single, ddp, fsdp, hsdp, deepspeed, horovod, or one of another package; where None, single for one
+            share of the batch and ddp for several.
+        tp: over how many ranks each layer is split (tensor parallel). See `worldsize.runtime.grid`.
+        pp: in how many stages the model lies (pipeline parallel).
+        cp: over how many ranks each sequence is split (context parallel).
+        replicas: under hsdp, how many copies of the shards there are; one a host where None.
         precision: fp32, fp64, bf16 (autocast) or fp16 (autocast and a loss scale).
         accept: names of changes against the run's first attempt that are wanted, such as "data".
         saving: when checkpoints are written, and which stay.
@@ -74,6 +80,10 @@ class Run:
         duration: str | Duration,
         seed: int = 0,
         strategy: str | None = None,
+        tp: int = 1,
+        pp: int = 1,
+        cp: int = 1,
+        replicas: int | None = None,
         precision: str = "fp32",
         accept: Sequence[str] = (),
         saving: Saving | None = None,
@@ -83,8 +93,8 @@ class Run:
     ) -> None:
         failure.install()
         asked = Settings(
-            Path(dir), global_batch, micro_batch, Duration.parse(duration), seed, strategy, precision, device,
-            tuple(accept), saving or Saving(),
+            Path(dir), global_batch, micro_batch, Duration.parse(duration), seed, strategy, Sizes(tp, pp, cp, replicas),
+            precision, device, tuple(accept), saving or Saving(),
         ).overridden(env.read())  # fmt: skip
         self._settings = asked if micro_per_step is None else asked.with_micro_batch(None, micro_per_step)
         self._engine = Engine(session.session(self._settings.device, timedelta(seconds=timeout)), self._settings)
@@ -157,10 +167,12 @@ class Run:
         self._engine.parts.refuse_late("an optimizer")
         parts = self._engine.parts
         placed = [parts.placed(model) for model in models] or list(parts.models.values())
-        made = make(*(each.module for each in placed))
-        named = NamedOptimizer(f"{len(parts.optimizers)}", made, {each.name: each.module for each in placed})
+        modules = [each.module for each in placed]
+        made = make(*modules)
+        used = (placed[0].strategy if placed else self._engine.strategy).adopt(made, modules, clip)
+        named = NamedOptimizer(f"{len(parts.optimizers)}", used, {each.name: each.module for each in placed})
         parts.optimizers.append(Trained(named, placed, clip))
-        return made
+        return used  # type: ignore[return-value]
 
     def schedule(self, optimizer: Optimizer, make: Callable[[Any], Any], every: str | None = "step") -> Any:
         """Make a learning-rate schedule.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsize.config import Duration
 from worldsize.errors import ConfigError, LayoutError
+from worldsize.runtime.grid import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,7 @@ class Settings:
     duration: Duration
     seed: int = 0
     strategy: str | None = None
+    sizes: Sizes = field(default_factory=Sizes)
     precision: str = "fp32"
     device: str | None = None
     accept: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ class Settings:
         for name in ("strategy", "precision", "device"):
             if environ.get(f"WORLDSIZE_{name.upper()}"):
                 said[name] = environ[f"WORLDSIZE_{name.upper()}"]
+        said["sizes"] = replace(self.sizes, **_sizes(environ))
         for name, variable in (("dir", "WORLDSIZE_RUN_DIR"), ("ledger", "WORLDSIZE_LEDGER")):
             if environ.get(variable):
                 said[name] = Path(environ[variable])
@@ -146,3 +149,11 @@ class Settings:
                 do=f"restore them, choose another run folder, or accept={tuple(sorted(refused))}",
             )
         return [f"{key} changed from {old} to {new}, accepted" for key, (old, new) in changed.items()]
+
+
+def _sizes(environ: Mapping[str, str]) -> dict[str, int]:
+    said = {name: environ.get(f"WORLDSIZE_{name.upper()}", "") for name in ("tp", "pp", "cp", "replicas")}
+    for name, value in said.items():
+        if value and not value.isdecimal():
+            raise ConfigError(f"WORLDSIZE_{name.upper()} is no number", found=repr(value), do="give how many ranks")
+    return {name: int(value) for name, value in said.items() if value}

@@ -112,6 +112,7 @@ def begin(
         count=count,
         dtype_of_floats=engine.precision.inputs,
         accept=settings.accept,
+        counts=engine.strategy.grid.speaks,
     )
     folder = RunFolder(settings.dir)
     order = {"shuffle": source.shuffle, "drop_last": source.drop_last, "drawn": source.sampler is not None}

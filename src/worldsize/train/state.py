@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from worldsize.train.engine import Engine
     from worldsize.train.keep import Kept
+    from worldsize.train.parts import Placed
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ def tensors(engine: Engine, kept: Kept) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for placed in engine.parts.models.values():
         if placed.save != "none":
-            found |= _named(f"model/{placed.name}", _model(placed.name, placed.module.state_dict()))
+            found |= _named(f"model/{placed.name}", _model(placed))
     for entry in engine.parts.optimizers:
         found |= _named(f"optim/{entry.named.name}", entry.named.state()[0])
     for name, average in engine.parts.averages.items():
@@ -84,7 +85,7 @@ def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Te
     found: dict[str, Tensor] = {}
     for placed in engine.parts.models.values():
         if placed.save != "none":
-            found |= _named(f"model/{placed.name}", _model(placed.name, placed.module.state_dict()))
+            found |= _named(f"model/{placed.name}", _model(placed))
     for entry in engine.parts.optimizers:
         found |= _named(f"optim/{entry.named.name}", entry.named.wanted(train["optim"][entry.named.name]))
     for name, average in engine.parts.averages.items():
@@ -94,6 +95,8 @@ def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Te
 
 def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[str, Tensor]) -> Progress:
     """Put what was read where it belongs; the models' own tensors are filled already."""
+    for placed in engine.parts.models.values():
+        placed.strategy.filled(placed.module)
     for entry in engine.parts.optimizers:
         entry.named.load(_under(f"optim/{entry.named.name}", read), train["optim"][entry.named.name])
     if len(train["schedules"]) != len(engine.parts.schedules):
@@ -109,11 +112,12 @@ def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[
     return Progress(**train["progress"])
 
 
-def _model(name: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def _model(placed: Placed) -> dict[str, Tensor]:
+    state = placed.strategy.state(placed.module)
     foreign = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if foreign:
         raise ConfigError(
-            f"model {name!r} has state that is no tensor",
+            f"model {placed.name!r} has state that is no tensor",
             found=str(foreign[:3]),
             do="use run.keep for it, or a buffer",
         )

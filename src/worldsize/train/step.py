@@ -15,7 +15,6 @@ from worldsize.data.loader import StepBatches
 from worldsize.errors import StepError
 from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed
-from worldsize.strategies.norm import gradients, norm, scale_
 from worldsize.train import losses as meaning
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ class Turn:
         self._engine, self._batches, self._trained, self._ordinal = engine, batches, trained, ordinal
         self._own = list({id(placed): placed for entry in trained for placed in entry.models}.values())
         self._others = [placed for placed in engine.parts.models.values() if placed not in self._own]
+        self._sender = self._own[0].strategy if self._own else engine.strategy
         self._micro: Micro | None = None
         self._read = self._sent = 0
         self._kinds: set[str] = set()
@@ -58,6 +58,8 @@ class Turn:
     def micro_batches(self) -> Iterator[Any]:
         """This rank's micro-batches of the step, on the device. Iterate over all of them, with one backward each."""
         self._begin()
+        for placed in self._own:
+            placed.strategy.open(placed.module, [micro.batch for micro in self._batches.micro])
         for position, micro in enumerate(self._batches.micro):
             last = position == len(self._batches.micro) - 1
             for placed in self._own:
@@ -73,6 +75,8 @@ class Turn:
                 yield micro.batch
             self._read += 1
         self._micro = None
+        for placed in self._own:
+            placed.strategy.close(placed.module)
         reseed(self._key("tail"), self._engine.device)
 
     def backward(
@@ -109,8 +113,8 @@ class Turn:
         self._same_kind("explicit" if part.explicit is not None else "counted")
         weight = 0.0 if micro.dummy else self._weight(part, of)
         scaled = weight * self._engine.strategy.averaged * self._engine.loss_scale
-        torch.autograd.backward(part.losses, self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses))
-        if not micro.dummy:
+        self._sender.backward(part.losses, self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses))
+        if not micro.dummy and self._sender.grid.speaks:
             self._add(part.losses.detach(), weight)
             self._explicit += part.explicit or 0.0
         for placed in self._own:
@@ -231,17 +235,8 @@ class Turn:
             self._engine.after_update(self._trained)
 
     def _clip(self, entry: Trained, divisor: float) -> Tensor | None:
-        grads = gradients(entry.named.parameters)
-        if not self._engine.wants_norm(entry):
-            scale_(grads, 1.0 / divisor)
-            return None
-        size = norm(grads, self._engine.device) / divisor
-        if entry.clip is None:
-            scale_(grads, 1.0 / divisor)
-        else:
-            # The factor of torch.nn.utils.clip_grad_norm_, joined with the division: one pass over the gradients.
-            scale_(grads, (entry.clip / (size + 1e-6)).clamp(max=1.0) / divisor)
-        return size
+        wanted = self._engine.wants_norm(entry)
+        return self._sender.clip_(entry.named.parameters, divisor=divisor, most=entry.clip, wanted=wanted)
 
     def _optimize(self, closure: Callable[[], Any]) -> None:
         if len(self._trained) != 1:
@@ -357,7 +352,7 @@ class Step:
     def log(self, name: str, total: float | Tensor, n: float = 1.0) -> None:
         """Add to a number that is logged as the sum of `total` over the sum of `n`, over all ranks and micro-batches."""
         micro = (self._turns[-1] if self._turns else self._turn)._micro  # noqa: SLF001 - one room, two classes
-        if micro is None or not micro.dummy:
+        if self._engine.strategy.grid.speaks and (micro is None or not micro.dummy):
             # Tensors stay on the device until a line is written: a float here would stop the host at each call.
             value = total.detach().sum(dtype=torch.float64) if isinstance(total, torch.Tensor) else total
             before, count = self._sums.get(name, (0.0, 0.0))
