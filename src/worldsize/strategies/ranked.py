@@ -30,8 +30,7 @@ class Ranked(Strategy):
     def mesh(self) -> DeviceMesh:
         """The grid's axes as torch knows them; those of length 1 are left out. Collective when first asked for."""
         written = self.grid.written() or {"dp_shard": 1}
-        made: DeviceMesh = init_device_mesh(self.device.type, tuple(written.values()), mesh_dim_names=tuple(written))
-        return made
+        return init_device_mesh(self.device.type, tuple(written.values()), mesh_dim_names=tuple(written))
 
     @cached_property
     def peers(self) -> dist.ProcessGroup | None:
@@ -40,7 +39,8 @@ class Ranked(Strategy):
             return None
         axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis in self.grid.written())
         if not axes:
-            return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            alone: dist.ProcessGroup = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            return alone
         mesh = self.mesh[axes[0]] if len(axes) == 1 else self.mesh[axes]._flatten("dp")  # noqa: SLF001
         group: dist.ProcessGroup = mesh.get_group()
         return group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +22,59 @@ NUMBERS = ("loss", "lr", "grad_norm")
 """What is compared at each step, where the program has it."""
 
 
+_AXIS = re.compile(r"(tp|pp|cp|replicas)([1-9]\d*)")
+_SCHEDULE = "schedule="
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A strategy on a number of ranks: "single", "ddp:2", "fsdp:3"."""
+    """How a trial lies over ranks: "single", "ddp:2", "tp2:2", "fsdp+tp2:4", "pp2+schedule=gpipe:2".
+
+    Attributes:
+        strategy: its name, "" for what is chosen where none is named.
+        ranks: how many there are.
+        axes: sizes of tp, pp, cp and replicas, and a pipeline's schedule.
+    """
 
     strategy: str
     ranks: int
+    axes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read "ddp:2". Raises ConfigError where the number of ranks is none."""
-        strategy, _, ranks = text.strip().partition(":")
-        if not strategy or not (ranks or "1").isdigit() or int(ranks or "1") < 1:
-            raise ConfigError(f"layout {text!r}", do="write a strategy and a number of ranks: single, ddp:2, fsdp:4")
-        return cls(strategy, int(ranks or "1"))
+        """Read what `str` writes. Raises ConfigError where the number of ranks is none, or a strategy is named twice."""
+        words, _, ranks = text.strip().partition(":")
+        axes, names = [], []
+        for word in words.split("+"):
+            axis = _AXIS.fullmatch(word)
+            if axis is not None:
+                axes.append((axis[1], axis[2]))
+            elif word.startswith(_SCHEDULE):
+                axes.append(("schedule", word.removeprefix(_SCHEDULE)))
+            else:
+                names.append(word)
+        bad = len(names) > 1 or "" in names or not (ranks or "1").isdigit() or int(ranks or "1") < 1
+        if bad or len(dict(axes)) < len(axes):
+            raise ConfigError(
+                f"layout {text!r}",
+                do="write a strategy, sizes and a number of ranks: single, ddp:2, tp2:2, fsdp+tp2:4, pp2+schedule=gpipe:2",
+            )
+        return cls("".join(names), int(ranks or "1"), tuple(axes))
 
     def __str__(self) -> str:
-        return f"{self.strategy}:{self.ranks}"
+        words = [f"{_SCHEDULE}{size}" if axis == "schedule" else f"{axis}{size}" for axis, size in self.axes]
+        return f"{'+'.join(filter(None, [self.strategy, *words]))}:{self.ranks}"
+
+    @property
+    def folder(self) -> str:
+        """A name for its trial."""
+        return str(self).replace(":", "-").replace("=", "-")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What a program is told, as a command line would."""
+        said = {f"WORLDSIZE_{axis.upper()}": size for axis, size in self.axes}
+        return said | ({"WORLDSIZE_STRATEGY": self.strategy} if self.strategy else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +100,7 @@ class Program:
 
         Args:
             name: of the trial.
-            layout: overrides the program's strategy.
+            layout: overrides the program's own.
             stop_after: stop as if a signal had come after this step.
 
         Raises:
@@ -73,7 +110,7 @@ class Program:
         options = {
             "WORLDSIZE_RUN_DIR": str(where),
             "WORLDSIZE_LEDGER": str(self.folder / f"{name}.ledger"),
-            "WORLDSIZE_STRATEGY": layout.strategy,
+            **layout.options,
             "WORLDSIZE_PRECISION": self.precision or "",
             "WORLDSIZE_DURATION": str(self.duration or ""),
             "WORLDSIZE_STOP_AFTER": "" if stop_after is None else str(stop_after),

@@ -66,7 +66,7 @@ def resume(
         if not 0 < stop < straight.steps:
             raise ConfigError(f"cannot interrupt after step {stop}", found=f"a run of {straight.steps} steps")
         for layout in layouts:
-            name = f"stop-{stop}-{layout.strategy}-{layout.ranks}"
+            name = f"stop-{stop}-{layout.folder}"
             program.run(name, layouts[0], stop_after=stop)
             yield compare(
                 f"stopped after {stop}, resumed on {layout}", straight, program.run(name, layout), tolerance
@@ -75,9 +75,9 @@ def resume(
 
 def parity(program: Program, layouts: Sequence[Layout], *, tolerance: float) -> Iterator[Row]:
     """Run on every layout and compare each with the first. Yields a row for each further layout."""
-    first = program.run(f"{layouts[0].strategy}-{layouts[0].ranks}", layouts[0])
+    first = program.run(layouts[0].folder, layouts[0])
     for layout in layouts[1:]:
-        other = program.run(f"{layout.strategy}-{layout.ranks}", layout)
+        other = program.run(layout.folder, layout)
         yield compare(f"{layout} against {layouts[0]}", first, other, tolerance)
 
 
