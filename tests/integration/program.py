@@ -159,7 +159,8 @@ def everyone(curves: list[Curve]) -> Curve:
         assert other.rates == first.rates
         same(first.weights, other.weights)
         same(first.average, other.average)
-    ids = {step: [number for curve in curves for number in curve.ids[step]] for step in first.ids}
+    # Ranks that work on one share together are given the same samples.
+    ids = {step: list(dict.fromkeys(number for curve in curves for number in curve.ids[step])) for step in first.ids}
     return Curve(first.losses, first.norms, first.rates, ids, first.weights, first.average)
 
 

@@ -145,8 +145,15 @@ def begin(
     )  # fmt: skip
     return Loop(
         engine, settings, loader, committer, at, total, tracker, screen, recorder,
-        abandon=abandon, close=close, ledger=Ledger(settings.ledger, comm.rank, owned.attempt) if settings.ledger else None,
+        abandon=abandon, close=close, ledger=_ledger(engine, settings, owned.attempt),
     )  # fmt: skip
+
+
+def _ledger(engine: Engine, settings: Settings, attempt: int) -> Ledger | None:
+    """Of ranks that are given the same samples, one writes them down."""
+    if settings.ledger is None or not engine.strategy.grid.speaks:
+        return None
+    return Ledger(settings.ledger, engine.comm.rank, attempt)
 
 
 def shares(cut: BatchPlan, ranks: int, total: int | None) -> tuple[int, int]:
