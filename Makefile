@@ -11,12 +11,12 @@ ARGS ?=
 BIN := $(VENV)/bin
 DEMO_ENV := $(VENV)/.made-demo
 DEV_ENV := $(VENV)/.made-dev
-SOURCES := pyproject.toml constraints.txt .ci/environment .ci/system-packages
+SOURCES := pyproject.toml constraints.txt .ci/environment .ci/system-packages .ci/engines
 
 export PYTHON TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test matrix bench lint style types floors clean
+.PHONY: help env engines demo test matrix bench lint style types floors clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,12 @@ $(DEMO_ENV): $(SOURCES)
 $(DEV_ENV): $(SOURCES)
 	@.ci/system-packages tests
 	@.ci/environment $(VENV) dev
+	@.ci/engines $(VENV)
 	@touch $(DEMO_ENV) $@
+
+engines: $(DEMO_ENV) ## DeepSpeed, and Horovod built for the environment's torch (minutes, once: the wheel is kept)
+	@.ci/system-packages engines
+	@.ci/engines $(VENV)
 
 demo: $(DEMO_ENV) ## trains real digits, is killed, goes on on other world sizes, ends on the same curve
 	$(BIN)/python examples/digits/demo.py

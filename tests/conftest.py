@@ -10,6 +10,7 @@ and so does a session in which no test ran.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -92,8 +93,12 @@ def _container(_: pytest.Mark) -> str | None:
     return None if shutil.which("ch-run") else "needs a container runtime: no ch-run"
 
 
+def _horovod(_: pytest.Mark) -> str | None:
+    return None if importlib.util.find_spec("horovod") else "needs Horovod (make engines)"
+
+
 NEEDS: dict[str, Callable[[pytest.Mark], str | None]] = {
-    "gpu": _gpu, "netns": _netns, "slurm": _slurm, "container": _container,
+    "gpu": _gpu, "netns": _netns, "slurm": _slurm, "container": _container, "horovod": _horovod,
 }  # fmt: skip
 """Marker -> what this machine lacks for it."""
 

@@ -20,7 +20,7 @@ class World:
     node: int = 0
     nodes: int = 1
     launcher: str = "none"
-    """What started this process: none, worldsize, torchrun, slurm, openmpi, pmi, or env (variables set by hand)."""
+    """What started this process: none, worldsize, torchrun, horovodrun, slurm, openmpi, pmi, or env (variables set by hand)."""
     master_addr: str | None = None
     master_port: int | None = None
     run_id: str | None = None

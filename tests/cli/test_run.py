@@ -107,7 +107,11 @@ def test_options_become_a_plan(line: str, expected: dict[str, Any], plans: list[
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--nnodes 1:4 S", "cannot change while a job runs"),
+        ("--nnodes 1:4 S", "need an endpoint"),
+        ("--nnodes 4:1 S", "not a number of machines"),
+        ("--nnodes 0:1 S", "not a number of machines"),
+        ("-n 3:2 S", "no number of ranks up to N"),
+        ("-n 0:2 S", "no number of ranks up to N"),
         ("--nnodes x S", "not a number of machines"),
         ("--nnodes 2 S", "need an endpoint"),
         ("--nnodes 2 --node-rank 2 --rdzv-endpoint a:1 S", "--node-rank 2 of 2 nodes"),

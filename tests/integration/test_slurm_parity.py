@@ -48,6 +48,18 @@ def test_two_nodes_of_two_ranks_train_as_one_process(
     slurmjob.same(job.losses(), alone)
 
 
+@pytest.mark.horovod
+@pytest.mark.parametrize("launcher", ["horovodrun", "srun"])
+def test_horovod_on_two_nodes_trains_as_one_process(
+    slurm: Cluster, tmp_path: Path, alone: dict[int, float], launcher: str
+) -> None:
+    """By its own launcher, which reaches the second node by ssh, and by one task a rank."""
+    options = ("--nodes", "2", "--nproc-per-node", "2", "--launcher", launcher, "--env", "WORLDSIZE_STRATEGY=horovod")
+    job = slurmjob.submit(slurm, tmp_path, PROGRAM, options, WORDS)
+    assert job.ends() == "COMPLETED", job.log
+    slurmjob.same(job.losses(), alone)
+
+
 TEMPLATE = (
     "torchrun --nproc-per-node 2 --nnodes {num_machines} --node-rank {machine_rank} "
     "--master-addr {main_process_ip} --master-port {main_process_port}"

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
+def one() -> Iterator[RankPool]:
+    """A process of its own."""
+    with RankPool(1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def two() -> Iterator[RankPool]:
     """Two gloo ranks."""
     with RankPool(2) as pool:
@@ -24,6 +31,13 @@ def two() -> Iterator[RankPool]:
 def three() -> Iterator[RankPool]:
     """Three gloo ranks."""
     with RankPool(3) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[RankPool]:
+    """Four gloo ranks."""
+    with RankPool(4) as pool:
         yield pool
 
 

@@ -12,6 +12,7 @@ from tests.strategies.models import CASES, WIDTH, Blocks, plain
 from worldsize.data.batch import deal
 from worldsize.errors import StepError, WorldsizeError
 from worldsize.runtime import session
+from worldsize.runtime.grid import Sizes
 from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies import registry
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 MICROS, SAMPLES = 6, 4
 
 
-def opened(name: str, precision: str = "fp64", device: str = "cpu") -> Strategy:
+def opened(name: str, precision: str = "fp64", device: str = "cpu", **sizes: Any) -> Strategy:
     """The strategy on this rank's session."""
-    return registry.find(name)(Setting(session.session(device), Precision.of(precision)))
+    return registry.make(name, Setting(session.session(device), Precision.of(precision), sizes=Sizes(**sizes)))
 
 
 def placed(strategy: Strategy, build: Callable[[], nn.Module], **options: Any) -> nn.Module:
@@ -99,21 +100,21 @@ class Fit:
         return {"losses": self.losses, "norms": self.norms, "state": state}
 
 
-def fit(name: str, case: str, steps: int = 3) -> dict[str, Any]:
+def fit(name: str, case: str, steps: int = 3, **sizes: Any) -> dict[str, Any]:
     """Train one of the cases."""
-    wanted, strategy = CASES[case], opened(name)
+    wanted, strategy = CASES[case], opened(name, **sizes)
     made = Fit(strategy, placed(strategy, wanted.build, **wanted.options), wanted.loss)
     for index in range(steps):
         made.step(index)
     return made.outcome()
 
 
-def fit_all(name: str, ranks: int) -> dict[str, Any]:
+def fit_all(name: str, ranks: int, **sizes: Any) -> dict[str, Any]:
     """Train all cases for so many ranks; what stopped one takes the place of its outcome."""
     found: dict[str, Any] = {}
     for case in [case for case, wanted in CASES.items() if ranks == 1 or ranks in wanted.ranks]:
         try:
-            found[case] = fit(name, case)
+            found[case] = fit(name, case, **sizes)
         except Exception:  # noqa: BLE001 - shown by the case's own test
             found[case] = traceback.format_exc()
     return found

@@ -13,7 +13,7 @@ from worldsize.testing.ranks import run_ranks
 if TYPE_CHECKING:
     from worldsize.testing.ranks import RankPool
 
-LAYOUTS = [("ddp", 2), ("fsdp", 2), ("ddp", 3), ("fsdp", 3)]
+LAYOUTS = [(name, ranks) for ranks in (2, 3) for name in ("ddp", "fsdp", "horovod")]
 _made: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
 
@@ -31,7 +31,12 @@ def _ranks(pool: RankPool, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("name", "ranks", "case"),
-    [(name, ranks, case) for name, ranks in LAYOUTS for case, wanted in CASES.items() if ranks in wanted.ranks],
+    [
+        pytest.param(name, ranks, case, marks=pytest.mark.horovod if name == "horovod" else ())
+        for name, ranks in LAYOUTS
+        for case, wanted in CASES.items()
+        if ranks in wanted.ranks
+    ],
 )
 def test_curve(name: str, ranks: int, case: str, alone: dict[str, Any], request: pytest.FixtureRequest) -> None:
     """Losses, gradient norms and final state are those of one rank, and the ranks' states equal bit for bit (B069)."""
@@ -57,7 +62,9 @@ def test_compilation_in_place_keeps_names(alone: dict[str, Any]) -> None:
     assert list(alone["compiled"]["state"]) == list(alone["drop-out"]["state"])
 
 
-@pytest.mark.parametrize("layout", [("fsdp", "ddp"), ("ddp", "fsdp")])
+@pytest.mark.parametrize(
+    "layout", [("fsdp", "ddp"), ("ddp", "fsdp"), pytest.param(("horovod", "horovod"), marks=pytest.mark.horovod)]
+)
 def test_two_models_in_turns(layout: tuple[str, str], two: RankPool) -> None:
     """Models under different strategies train each in its own turn, and their gradients in others' turns count for nothing."""
     wanted = fitting.fit_pair("single", "single")

@@ -26,7 +26,7 @@ def _trained(name: str, precision: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_low_precision_is_close_to_float32_and_equal_on_ranks(name: str, precision: str, two: RankPool) -> None:
     """Weights stay in float32, the curve within the precision's reach, the ranks' weights equal bit for bit."""
     wanted = _trained("single", "fp32")

@@ -9,10 +9,28 @@ import torch
 from torch import nn
 
 from worldsize.errors import CheckpointError
+from worldsize.runtime import session
+from worldsize.strategies.base import Setting
+from worldsize.strategies.batchnorm import RunningStatistics
+from worldsize.strategies.precision import Precision
+from worldsize.strategies.single import Single
+from worldsize.train.parts import Placed
 from worldsize.train.warm import fill, read
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    yield
+    session.close()
+
+
+def _placed(model: nn.Module) -> Placed:
+    strategy = Single(Setting(session.session("cpu"), Precision.of("fp32")))
+    return Placed("net", model, strategy, RunningStatistics(model, strategy))
 
 
 def _saved(folder: Path, prefix: str = "") -> tuple[Path, nn.Linear]:
@@ -26,7 +44,7 @@ def test_weights_come_in_under_bare_names(tmp_path: Path, prefix: str) -> None:
     """Names of a wrapper, and of a model in a checkpoint of ours, are taken off (B059)."""
     path, theirs = _saved(tmp_path, prefix)
     mine = nn.Linear(3, 2)
-    assert fill(mine, read(path, "net", mine, strict=True, trust=False)) == []
+    assert fill(_placed(mine), read(path, "net", mine, strict=True, trust=False)) == []
     assert torch.equal(mine.weight, theirs.weight)
 
 
@@ -43,11 +61,11 @@ def test_without_strict_what_fits_is_taken(tmp_path: Path) -> None:
     path, theirs = _saved(tmp_path)
     mine = nn.Linear(3, 2)
     mine.register_buffer("extra", torch.ones(1))
-    assert fill(mine, read(path, "net", mine, strict=False, trust=False), strict=False) == ["extra"]
+    assert fill(_placed(mine), read(path, "net", mine, strict=False, trust=False), strict=False) == ["extra"]
     assert torch.equal(mine.bias, theirs.bias)
 
 
 def test_another_shape_is_named() -> None:
     """A tensor of the right name and the wrong shape is refused by name."""
     with pytest.raises(CheckpointError, match="weight: shapes differ"):
-        fill(nn.Linear(3, 2), nn.Linear(2, 2).state_dict())
+        fill(_placed(nn.Linear(3, 2)), nn.Linear(2, 2).state_dict())

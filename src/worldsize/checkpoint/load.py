@@ -110,7 +110,7 @@ def metadata(path: Path | str) -> dict[str, TensorFact]:
     return _with_aliases(store.facts_of(store.read_metadata(path)), read(path).aliases)
 
 
-def load(path: Path | str, tensors: Mapping[str, Tensor], comm: Comm) -> None:
+def load(path: Path | str, tensors: Mapping[str, Tensor], comm: Comm, *, scattered: bool = False) -> None:
     """Collective. Fill these tensors in place from a checkpoint, whatever layout wrote it.
 
     Strict: the names, shapes and dtypes must be those of the checkpoint. Each rank reads only the pieces it needs.
@@ -119,12 +119,14 @@ def load(path: Path | str, tensors: Mapping[str, Tensor], comm: Comm) -> None:
         path: a committed checkpoint that was verified (see `newest`).
         tensors: name -> replicated tensor or DTensor, on any device.
         comm: the other ranks.
+        scattered: whether ranks want tensors of different names: together they want all.
 
     Raises:
         CheckpointError: on every rank, naming the rank, with the counts of what is missing or unexpected. After a
             failed read the tensors are partly filled.
     """
-    answers = comm.gather(_told(lambda: _load(Path(path), tensors)))
+    wanted = {name for names in comm.gather(set(tensors)) for name in names} if scattered else tensors.keys()
+    answers = comm.gather(_told(lambda: _load(Path(path), tensors, wanted)))
     failed = [(rank, error) for rank, error in enumerate(answers) if error]
     if not failed:
         return
@@ -145,18 +147,20 @@ def _told(work: Callable[[], None]) -> CheckpointError | None:
 
 def load_some(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Local. Like `load`, from a checkpoint that may hold other tensors besides. Raises CheckpointError."""
-    if problem := _told(lambda: _load(path, tensors, others=True)):
+    if problem := _told(lambda: _load(path, tensors, None)):
         raise problem
 
 
-def _load(path: Path, tensors: Mapping[str, Tensor], *, others: bool = False) -> None:
+def _load(path: Path, tensors: Mapping[str, Tensor], wanted: Collection[str] | None) -> None:
+    """Of a checkpoint that must hold what is wanted and nothing else, where that is said."""
     from worldsize.checkpoint import store
 
     manifest, saved = read(path), store.read_metadata(path)
     if strangers := store.files_of(saved) - manifest.files.keys():
         raise CheckpointError(f"{path} names files that its manifest does not", found=", ".join(sorted(strangers)))
     facts = _with_aliases(store.facts_of(saved), manifest.aliases)
-    _fits(path, tensors, {name: fact for name, fact in facts.items() if name in tensors} if others else facts)
+    _complete(path, tensors if wanted is None else wanted, facts, others=wanted is None)
+    _alike(path, tensors, facts)
     for part in _rounds(tensors, manifest.aliases):
         store.read(path, saved, part)
 
@@ -177,15 +181,18 @@ def _with_aliases(facts: dict[str, TensorFact], aliases: Mapping[str, str]) -> d
     return facts | {name: facts[first] for name, first in aliases.items() if first in facts}
 
 
-def _fits(path: Path, tensors: Mapping[str, Tensor], saved: Mapping[str, TensorFact]) -> None:
-    missing, unexpected = tensors.keys() - saved.keys(), saved.keys() - tensors.keys()
+def _complete(path: Path, wanted: Collection[str], saved: Mapping[str, TensorFact], *, others: bool) -> None:
+    missing, unexpected = set(wanted) - saved.keys(), set() if others else saved.keys() - set(wanted)
     if missing or unexpected:
         raise CheckpointError(
             f"{path} holds other tensors than this training",
             found=f"{_some(missing, 'are not in it')}; {_some(unexpected, 'are only in it')}; "
-            f"{len(tensors.keys() & saved.keys())} names are in both",
+            f"{len(saved.keys() & set(wanted))} names are in both",
             do="resume with the model and the optimizer it was written with, or load its weights only",
         )
+
+
+def _alike(path: Path, tensors: Mapping[str, Tensor], saved: Mapping[str, TensorFact]) -> None:
     other = [name for name, tensor in tensors.items() if TensorFact(tuple(tensor.shape), tensor.dtype) != saved[name]]
     if other:
         name = other[0]

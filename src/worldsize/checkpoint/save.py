@@ -124,6 +124,7 @@ class Checkpointer:
         synchronous: let the training wait for every save.
         on_error: what the next collective call does about a failed save: raise its error, or go on. A run folder
             taken over by another attempt always raises.
+        scattered: whether ranks hold tensors of different names, as the stages of a pipeline do.
 
     Raises:
         CheckpointError: not exactly one rank owns the run folder.
@@ -138,10 +139,11 @@ class Checkpointer:
         keep: Keep | None = None,
         synchronous: bool = False,
         on_error: Literal["stop", "continue"] = "continue",
+        scattered: bool = False,
     ) -> None:
         self._run_dir, self._comm, self._owner = run_dir, comm, owner
         self._keep = keep or Keep()
-        self._synchronous, self._on_error = synchronous, on_error
+        self._synchronous, self._on_error, self._scattered = synchronous, on_error, scattered
         self._token, self._lead = _leader(comm, owner)
         self._background = comm.fork()
         self._layout: _Layout | None = None
@@ -261,8 +263,12 @@ class Checkpointer:
 
         self._drop_staging()
         met = self._comm.gather((sorted(tensors), signature[1]))
-        _same_names([names for names, _ in met])
-        aliases = stage.agreed_ties([ties for _, ties in met])
+        if not self._scattered:
+            _same_names([names for names, _ in met])
+        everyone = {name for names, _ in met for name in names}
+        aliases = stage.agreed_ties(
+            [(pairs, unknown | everyone.difference(names)) for names, (pairs, unknown) in met]
+        )
         whole = {name: tensor for name, tensor in tensors.items() if name not in aliases}
         answers = self._comm.gather(_Answer(*_captured(lambda: store.propose(whole))))
         _raise_first(answers)

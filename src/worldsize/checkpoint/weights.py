@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from worldsize.checkpoint import disk, load, manifest
+from worldsize.checkpoint import disk, load, manifest, zero
 from worldsize.errors import CheckpointError, MissingExtraError
 from worldsize.runtime.comm import Alone
 
@@ -44,7 +44,7 @@ def read_weights(
     """The weights in a checkpoint of ours or of others, on the CPU, by the names of the bare model.
 
     Understood: a checkpoint or run folder of ours (its newest checkpoint that verifies), a torch file, safetensors
-    (one file or with an index), a Lightning .ckpt, a folder of accelerate or transformers.
+    (one file or with an index), a Lightning .ckpt, a folder of accelerate, transformers or DeepSpeed (ZeRO, universal).
 
     Args:
         path: the file or folder.
@@ -122,6 +122,8 @@ def _read(path: Path, *, trust: bool) -> dict[str, Tensor]:
         newest, _ = load.newest(path, Alone())
         if newest is not None:
             return _ours(newest)
+        if (foreign := zero.find(path)) is not None:
+            return zero.read(foreign, lambda file: _read_torch(file, trust=trust))
         return _file(_weights_file(path), trust=trust)
     return _file(path, trust=trust)
 
@@ -171,11 +173,15 @@ def _safetensors() -> Any:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    module = _safetensors()
-    from safetensors import SafetensorError
+    _safetensors()
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return cast("dict[str, Tensor]", module.load_file(path))
+        with safe_open(path, framework="pt") as file:
+            found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no dict
+            said = file.metadata() or {}
+        # Where tied names are written once, the others stand beside the values with the name of the first.
+        return found | {name: found[first] for name, first in said.items() if first in found and name not in found}
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file", found=str(error)) from error
 

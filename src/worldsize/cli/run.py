@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _STATIC_PORT = 29500
+_CHANGING_RESTARTS = 3
 
 _HELP = """Start SCRIPT on every rank, with torchrun's environment, watch it, and end with its exit code.
 
@@ -47,16 +48,27 @@ everything committed (start again to go on); 2 when nothing was started.
 
 _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option(
-        "-n", "--nproc-per-node", default="1", metavar="N|auto|gpu|cpu", show_default=True, help="Ranks here."
+        "-n",
+        "--nproc-per-node",
+        default="1",
+        metavar="[MIN:]N|auto|gpu|cpu",
+        show_default=True,
+        help="Ranks here; with MIN goes on with fewer where a slot fails again and again.",
     ),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
     click.option("--no-python", is_flag=True, help="Execute SCRIPT as it is."),
     click.option("--strategy", help="How the model lies over the ranks, for a Run or Trainer."),
     click.option("--tp", type=click.IntRange(1), help="Tensor parallel: over how many ranks each layer is split."),
-    click.option("--pp", type=click.IntRange(1), help="Pipeline parallel: in how many stages the model lies."),
-    click.option("--cp", type=click.IntRange(1), help="Context parallel: over how many ranks each sequence is split."),
-    click.option("--replicas", type=click.IntRange(1), help="Under hsdp: copies of the shards; one a host otherwise."),
+    click.option("--pp", type=click.IntRange(1), help="Pipeline parallel: over how many ranks the model's stages lie."),
+    click.option("--schedule", help="Under --pp: gpipe, 1f1b, interleaved1f1b, ... See docs/strategies.md."),
+    click.option(
+        "--cp", type=click.IntRange(1), help="Context parallel: over how many ranks each sequence is split."
+    ),
+    click.option(
+        "--replicas", type=click.IntRange(1), help="Under hsdp: copies of the shards; one a host otherwise."
+    ),
     click.option("--precision", help="fp64, fp32, bf16 or fp16, for a Run or Trainer."),
+    click.option("--deepspeed-config", metavar="FILE", help="DeepSpeed's JSON, for the strategies deepspeed and zero0-3."),
     debug,
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What ranks compute on."),
     click.option("--log-dir", type=click.Path(path_type=Path), help="Keep attempts/<n>/rank-<k>.log here."),
@@ -68,7 +80,11 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         show_default=True,
         help="The same after a rank failed; at most 0.5s if commits are reported.",
     ),
-    click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="After failures."),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(0),
+        help="After failures. [default: 0; with MIN 3, anew with each commit]",
+    ),
     click.option("--restart-delay", type=SECONDS, default="0s", show_default=True, help="Before each restart."),
     click.option(
         "--spare/--no-spare",
@@ -76,7 +92,27 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         show_default=True,
         help="With --max-restarts: an idle interpreter that ranks are forked from, unless SCRIPT sets variables; 0.3 GB.",
     ),
-    click.option("--nnodes", default="1", show_default=True, help="Machines."),
+    click.option(
+        "--nnodes",
+        default="1",
+        metavar="[MIN:]N",
+        show_default=True,
+        help="Machines; with MIN they may come and go while it runs.",
+    ),
+    click.option(
+        "--last-call",
+        type=SECONDS,
+        default="30s",
+        show_default=True,
+        help="With MIN: how long a number of machines waits for one more.",
+    ),
+    click.option(
+        "--slot-retries",
+        type=click.IntRange(0),
+        default=1,
+        show_default=True,
+        help="With MIN ranks: how often a slot may fail without a commit and stay.",
+    ),
     click.option("--node-rank", type=click.IntRange(0), help="This machine's number."),
     click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the machines meet: on node 0."),
     click.option("--rdzv-id", help="A name for this start, equal on all machines."),
@@ -119,7 +155,8 @@ def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
     Raises:
         ConfigError: they contradict each other, or ask for what is not there.
     """
-    nodes = _nodes(options["nnodes"])
+    least, nodes = _range(options["nnodes"])
+    fewest, ranks = _ranks(options)
     endpoint = _endpoint(options) if nodes > 1 else None
     if nodes > 1 and (options["standalone"] or endpoint is None):
         raise ConfigError(
@@ -129,12 +166,15 @@ def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
         raise ConfigError(f"--node-rank {options['node_rank']} of {nodes} nodes", do="count from 0 to --nnodes - 1")
     return Plan(
         argv=program.argv(script, args, module=options["module"], python=not options["no_python"]),
-        nproc=program.ranks(options["nproc_per_node"], env.read(), options["device"]),
+        nproc=ranks,
+        least_nproc=fewest,
         nodes=nodes,
+        least=least,
         node=options["node_rank"],
         endpoint=endpoint,
         master_port=options["master_port"] if nodes == 1 and not options["standalone"] else None,
         run_id=options["rdzv_id"],
+        max_restarts=_restarts(options["max_restarts"], changes=least is not None or fewest is not None),
         options=_for_ranks(options),
         **{name: options[name] for name in _AS_THEY_ARE},
     )
@@ -143,8 +183,9 @@ def plan(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Plan:
 _AS_THEY_ARE = (
     "one_console",
     "role",
-    "max_restarts",
     "restart_delay",
+    "last_call",
+    "slot_retries",
     "spare",
     "grace",
     "peer_grace",
@@ -154,22 +195,40 @@ _AS_THEY_ARE = (
 
 
 def _for_ranks(options: dict[str, Any]) -> dict[str, str]:
-    names = ("strategy", "tp", "pp", "cp", "replicas", "precision", "device")
+    names = ("strategy", "tp", "pp", "cp", "schedule", "replicas", "precision", "deepspeed_config", "device")
     ours = {f"WORLDSIZE_{name.upper()}": str(options[name]) for name in names if options[name] is not None}
     return ours | debugged(options["debug"])
 
 
-def _nodes(text: str) -> int:
-    least, _, most = text.partition(":")
-    if not least.isdigit() or not int(least) or (most and not most.isdigit()):
-        raise ConfigError("--nnodes is not a number of machines", found=text, do="give a number of at least 1")
-    if most and most != least:
+def _range(text: str) -> tuple[int | None, int]:
+    """MIN and N of --nnodes; no MIN where the number stays."""
+    least, colon, most = text.rpartition(":")
+    counts = [int(word) for word in (least, most) if word.isascii() and word.isdigit()]
+    if len(counts) != 1 + bool(colon) or not 1 <= counts[0] <= counts[-1]:
         raise ConfigError(
-            "--nnodes with a range: the number of machines cannot change while a job runs",
-            found=text,
-            do=f"choose one number, for example --nnodes {least}; a later start may have another",
+            "--nnodes is not a number of machines", found=text, do="give a number, or MIN:MAX from 1 on"
         )
-    return int(least)
+    return counts[0] if counts[0] < counts[-1] else None, counts[-1]
+
+
+def _ranks(options: dict[str, Any]) -> tuple[int | None, int]:
+    """MIN and N of --nproc-per-node."""
+    fewest, colon, most = options["nproc_per_node"].rpartition(":")
+    count = program.ranks(most, env.read(), options["device"])
+    if not colon:
+        return None, count
+    if not (fewest.isascii() and fewest.isdigit() and 1 <= int(fewest) <= count):
+        raise ConfigError(
+            "--nproc-per-node MIN:N begins with no number of ranks up to N",
+            found=f"{options['nproc_per_node']}, with {count} ranks here",
+            do=f"give a MIN of 1 to {count}",
+        )
+    return int(fewest) if int(fewest) < count else None, count
+
+
+def _restarts(asked: int | None, *, changes: bool) -> int:
+    """Where the world may change it is meant to go on."""
+    return asked if asked is not None else _CHANGING_RESTARTS if changes else 0
 
 
 def _endpoint(options: dict[str, Any]) -> tuple[str, int] | None:

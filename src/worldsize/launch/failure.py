@@ -35,7 +35,7 @@ _PEER_GONE = re.compile(
     r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|remote process exited|recvValue failed"
     r"|DistNetworkError|DistStoreError|NCCL communicator was aborted|Watchdog caught collective operation timeout"
     r"|ncclRemoteError|ncclSystemError|Timed out waiting \d+ms for (?:recv|send)|wait timeout after \d+ms"
-    r"|heartbeat monitor|Connection refused",
+    r"|heartbeat monitor|Connection refused|Horovod has been shut down",
     re.IGNORECASE,
 )
 _OURS = re.compile(r"^worldsize: (?:rank \d+ of \d+ on \S+: )?| \([^()]+:\d+ in [^()]+\)$")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worldsize.errors import LaunchError
+from worldsize.launch import env
 from worldsize.launch.logs import ERR, Terminal
 from worldsize.launch.loop import Loop
 from worldsize.launch.meeting import ATTEMPTS, Alone
 from worldsize.launch.scratch import Scratch
+from worldsize.launch.slots import Here
 from worldsize.launch.spare import Spares
 from worldsize.launch.supervisor import FORWARDED, Attempt
 from worldsize.launch.verdict import Report, Verdict
@@ -67,6 +70,7 @@ class _Supervisor:
     def __init__(self, loop: Loop, console: Sink, plan: Plan, log_dir: Path) -> None:
         self._loop, self._console, self._plan, self._log_dir = loop, console, plan, log_dir
         self._spares = Spares(loop, plan.argv)
+        self._here = Here(plan, env.read())
         self._running: tuple[Attempt, Meeting] | None = None
 
     def run(self) -> Iterator[Verdict]:
@@ -86,15 +90,19 @@ class _Supervisor:
         again = True
         while again:
             share = meeting.begin()
+            if isinstance(share, Verdict):
+                yield share
+                return
             folder = self._log_dir / ATTEMPTS / str(share.folder)
             folder.mkdir(parents=True, exist_ok=True)
-            attempt = Attempt(self._loop, self._console, self._plan, share, folder, spares=self._spares)
-            meeting.watch(attempt.end, attempt.signal_elsewhere)
+            attempt = Attempt(self._loop, self._console, self._here.plan, share, folder, spares=self._spares)
+            meeting.watch(attempt)
             report = self._serve(attempt, meeting)
-            verdict = meeting.settle(report)
+            verdict = meeting.settle(replace(report, nproc=self._here.recount()))
             yield verdict
             again = verdict.again
             if again:
+                self._here.change(verdict.dropped, share)
                 self._wait(self._plan.restart_delay)
 
     def _serve(self, attempt: Attempt, meeting: Meeting) -> Report:
@@ -117,7 +125,10 @@ class _Supervisor:
             return Alone(self._plan, self._log_dir)
         from worldsize.launch import rendezvous
 
-        return rendezvous.meet(self._loop, self._plan, self._log_dir)
+        return rendezvous.meet(self._loop, self._plan, self._log_dir, self._tell)
+
+    def _tell(self, line: str) -> None:
+        self._console.write(ERR, f"worldsize: {line}\n".encode(errors="replace"))
 
     def _wait(self, delay: float) -> None:
         over: list[bool] = []

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from worldsize.launch import ports
 from worldsize.launch.plan import Share
+from worldsize.launch.slots import Slots, Tally
 from worldsize.launch.verdict import Judge, Report, Verdict
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
     from pathlib import Path
 
     from worldsize.launch.plan import Plan
@@ -19,15 +19,31 @@ if TYPE_CHECKING:
 ATTEMPTS = "attempts"
 
 
+class Listener(Protocol):
+    """Who is told of other nodes: an attempt."""
+
+    def end(self) -> None:
+        """Another node has failed."""
+        ...
+
+    def signal_elsewhere(self, number: int) -> None:
+        """Another node was sent a signal."""
+        ...
+
+    def give_way(self) -> None:
+        """Another node joins: this attempt is to end with everything committed, and the next one begins."""
+        ...
+
+
 class Meeting(Protocol):
     """The nodes of one job. `begin`, `settle`, `begin`, `settle` ... on every node, until a verdict is final."""
 
-    def begin(self) -> Share:
-        """This node's place in the next attempt. Waits for the other nodes."""
+    def begin(self) -> Share | Verdict:
+        """This node's place in the next attempt. Waits for the other nodes. A verdict: it ended without this node."""
         ...
 
-    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
-        """From now on call `end` when another node has failed, and `signalled` when it was sent a signal."""
+    def watch(self, listener: Listener) -> None:
+        """From now on tell of the other nodes."""
         ...
 
     def signalled(self, number: int) -> None:
@@ -52,7 +68,8 @@ class Alone:
 
     def __init__(self, plan: Plan, log_dir: Path) -> None:
         self._plan, self._log_dir = plan, log_dir
-        self._judge = Judge(plan.max_restarts)
+        self._judge = Judge(plan.max_restarts, renews=plan.least_nproc is not None)
+        self._slots = Tally(plan.slot_retries, [Slots(plan.nproc, plan.least_nproc)])
         self._run_id = plan.run_id or new_run_id()
         self._port: socket.socket | None = None
 
@@ -63,8 +80,8 @@ class Alone:
             restarts=self._judge.restarts,
             folder=next_folder(self._log_dir),
             first_rank=0,
-            nproc=self._plan.nproc,
-            world=self._plan.nproc,
+            nproc=self._slots.nodes[0].count,
+            world=self._slots.nodes[0].count,
             node=0,
             nodes=1,
             master_addr="127.0.0.1",
@@ -72,8 +89,8 @@ class Alone:
             run_id=self._run_id,
         )
 
-    def watch(self, end: Callable[[], None], signalled: Callable[[int], None]) -> None:
-        """Nobody else can fail."""
+    def watch(self, listener: Listener) -> None:
+        """Nobody else can fail, or join."""
 
     def signalled(self, number: int) -> None:
         """Nobody to tell."""
@@ -84,7 +101,8 @@ class Alone:
     def settle(self, report: Report) -> Verdict:
         """The verdict over this node alone."""
         self.close()
-        return self._judge.decide([report])
+        self._slots.nodes[0].recount(report)
+        return self._judge.decide([report], self._slots.remedy)
 
     def close(self) -> None:
         """Give the port back."""

@@ -23,6 +23,11 @@ def seconds(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def in_words(nodes: int, least: int | None) -> str:
+    """As --nnodes takes it."""
+    return str(nodes) if least is None else f"{least}:{nodes}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one supervisor starts on its node, and how it treats it."""
@@ -31,7 +36,16 @@ class Plan:
     """The program of every rank."""
     nproc: int = 1
     """Ranks on this node."""
+    least_nproc: int | None = None
+    """The fewest ranks with which this node goes on, where a slot is bad or a GPU gone; None: all of them."""
+    slot_retries: int = 1
+    """How often a slot whose rank failed is tried again without a new commit, before it is left out."""
     nodes: int = 1
+    """Nodes; where their number may change, the most."""
+    least: int | None = None
+    """The fewest nodes that begin and go on; None: their number does not change."""
+    last_call: float = 30.0
+    """Seconds for which a number of nodes that may grow waits for one more."""
     node: int | None = None
     """This node's number; None: in the order of arrival, the host of the endpoint first."""
     endpoint: tuple[str, int] | None = None
@@ -56,6 +70,11 @@ class Plan:
     """All nodes write to one console: only node 0 says there how it ended."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further variables for the ranks."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether the number of nodes may change while it runs."""
+        return self.least is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,10 +82,11 @@ def ranks(asked: str, environ: Mapping[str, str], device: str | None) -> int:
 def count_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that a process started with `environ` would see. No torch."""
     listed = visible.entries(environ.get(visible.VISIBLE))
-    return visible.visible_count(listed, _installed() if listed is None else 0)
+    return visible.visible_count(listed, installed_gpus() if listed is None else 0)
 
 
-def _installed() -> int:
+def installed_gpus() -> int:
+    """GPUs of this machine, as far as its driver sees them. No torch."""
     try:
         import pynvml
     except ImportError:

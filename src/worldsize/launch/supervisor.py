@@ -74,7 +74,7 @@ class Attempt:
         self._ending: float | None = None
         self._stopped: int | None = None
         self._forwarded: set[int] = set()
-        self._overdue = False
+        self._overdue = self._gives_way = False
         self._interrupted = False
         self._began = time.monotonic()
 
@@ -125,6 +125,15 @@ class Attempt:
         """Pass on what the supervisor of another node was sent; once, as a scheduler may send it to all of them."""
         if number not in self._forwarded:
             self._pass_on(number)
+
+    def give_way(self) -> None:
+        """The world is to change: the ranks end as by SIGTERM, everything committed, and that is no stop of the run."""
+        if self._ending is None and self._stopped is None and not self._gives_way:
+            self._gives_way = True
+            self._forwarded.add(signal.SIGTERM)
+            self._expect_end()
+            for rank in self._running():
+                rank.child.send(signal.SIGTERM)
 
     def _pass_on(self, number: int) -> None:
         self._forwarded.add(number)
@@ -192,6 +201,8 @@ class Attempt:
             self._timers.append(self._loop.later(self._plan.grace, self._kill))
 
     def _kill(self) -> None:
+        if self._gives_way and self._ending is None:
+            self._forwarded.add(signal.SIGKILL)  # whoever does not hear of a change is no failure
         for rank in self._running():
             rank.killed = rank.child.code is None
         self._group.kill()
@@ -221,7 +232,8 @@ class Attempt:
     @property
     def _may_come_again(self) -> bool:
         """Whether another attempt may follow for which something shall stand by."""
-        return self._stopped is None and self._plan.spare and self._share.restarts < self._plan.max_restarts
+        again = self._plan.changes or self._share.restarts < self._plan.max_restarts
+        return self._stopped is None and self._plan.spare and again
 
     def _committed(self) -> int | None:
         return newest_commit(env.commit_file(self._folder, self._share.node))
@@ -250,7 +262,7 @@ class Attempt:
     def _report(self) -> Report:
         failures = [failed for rank in self._ranks if (failed := self._failure(rank)) is not None]
         asked = [abs(rank.code or 0) % 128 for rank in self._ranks if self._asked_for(rank)]
-        stopped = self._stopped or next(iter(asked), None)
+        stopped = self._stopped or (None if self._gives_way else next(iter(asked), None))
         return Report(tuple(rank.code or 0 for rank in self._ranks), tuple(failures), stopped, self._committed())
 
     def _failure(self, rank: _Rank) -> failure.Failure | None:
@@ -265,7 +277,8 @@ class Attempt:
             return None
         text = rank.errors.tail.decode(errors="replace") + (cause.what if cause else "")
         after = 2 if late or failure.follows(text) else int(ended_by_us)
-        if self._stopped is not None and (after or failure.interrupted(cause)):
+        stopping = self._stopped is not None or self._gives_way
+        if stopping and (after or failure.interrupted(cause)):
             return None
         return self._describe(rank, cause, began, after)
 

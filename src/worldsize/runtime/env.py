@@ -4,16 +4,17 @@
 environment. The nearest launcher wins, in this order:
 
 1. `RANK` + `WORLD_SIZE` (torchrun's contract: `worldsize run`, torchrun, accelerate, deepspeed, or set by hand),
-2. Open MPI (`OMPI_COMM_WORLD_*`),
-3. PMI (`PMI_RANK`, `PMI_SIZE`: MPICH, Intel MPI), unless they are only Slurm's own rank again,
-4. a Slurm step of several tasks (`srun`),
-5. nothing, a Slurm batch script, an interactive shell, a step of one task: one process.
+2. horovodrun (`HOROVOD_RANK`, `HOROVOD_SIZE`; with its `--mpi` it is Open MPI),
+3. Open MPI (`OMPI_COMM_WORLD_*`),
+4. PMI (`PMI_RANK`, `PMI_SIZE`: MPICH, Intel MPI), unless they are only Slurm's own rank again,
+5. a Slurm step of several tasks (`srun`),
+6. nothing, a Slurm batch script, an interactive shell, a step of one task: one process.
 
 Variables that a farther launcher left behind are compared with the nearer one where they speak of the same thing; a
 contradiction is an error that shows both.
 
 `WORLDSIZE_LAUNCHER` is the switch. `none`: one process, nothing is read. `local`: schedulers and MPI are not looked
-at. `torchrun`, `slurm`, `openmpi`, `pmi`: that one is taken (`slurm` also for a step of one task, and without
+at. `torchrun`, `horovodrun`, `slurm`, `openmpi`, `pmi`: that one is taken (`slurm` also for a step of one task, and without
 comparing the tasks started to the tasks asked for), and it is an error if it did not start this process. `worldsize`
 is what `worldsize run` sets for its children.
 """
@@ -21,6 +22,7 @@ is what `worldsize run` sets for its children.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -31,7 +33,7 @@ from worldsize.runtime.network import is_loopback
 from worldsize.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 SWITCH = "WORLDSIZE_LAUNCHER"
 
@@ -44,6 +46,10 @@ _STEP_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _NODELIST = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 _JOB = ("SLURM_JOB_ID", "SLURM_JOBID")
+
+_HOROVOD = tuple(
+    f"HOROVOD_{word}" for word in ("RANK", "SIZE", "LOCAL_SIZE", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
+)
 
 _FIRST_SHELL_STEP = 0xFFFF_FFF0
 """Slurm numbers the batch, extern and interactive steps from the top of 32 bits; `srun` counts from 0."""
@@ -60,6 +66,21 @@ def read() -> Mapping[str, str]:
 def export(values: Mapping[str, str]) -> None:
     """Set variables for the libraries and children of this process."""
     os.environ.update(values)
+
+
+@contextmanager
+def lent(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables while a library reads them; afterwards they are as before, so that no child inherits them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def detect(environ: Mapping[str, str]) -> World:
@@ -136,6 +157,8 @@ class _Said:
 def _nearest(env: _Env) -> World:
     if env.text("RANK") is not None:
         return _contract(env)
+    if env.text(_HOROVOD[0]) is not None:
+        return _horovodrun(env)
     if env.text("OMPI_COMM_WORLD_RANK") is not None:
         return _openmpi(env)
     if env.text("PMI_RANK") is not None and not _slurm_speaks_pmi(env):
@@ -185,6 +208,7 @@ def _contract(env: _Env) -> World:
         _below(env, "LOCAL_RANK", local_rank, _LOCAL_SIZE[0], local_size)
     if env.text(SWITCH) is None and launcher == "env":
         _same_rank_as_slurm(env, rank, size)
+        _same_rank_as_horovod(env, rank, size)
     world = _lay(env, _Said(rank, size, local_size, local_rank, env.number(*_NODE), env.number(*_NODES)))
     name, restart = env.text("TORCHELASTIC_RUN_ID"), env.number("TORCHELASTIC_RESTART_COUNT") or 0
     # The agents of torchrun met at this address before any rank started: loopback then means two agents on one host.
@@ -209,6 +233,16 @@ def _same_rank_as_slurm(env: _Env, rank: int, size: int) -> None:
         )
 
 
+def _same_rank_as_horovod(env: _Env, rank: int, size: int) -> None:
+    """Variables of torchrun's contract that horovodrun handed on are equal in all of its ranks."""
+    if (env.number("HOROVOD_RANK"), env.number("HOROVOD_SIZE")) not in ((None, None), (rank, size)):
+        raise WorldError(
+            "RANK and WORLD_SIZE are not those of this rank of horovodrun",
+            found=env.show("RANK", "HOROVOD_RANK", "WORLD_SIZE", "HOROVOD_SIZE"),
+            do="unset RANK and WORLD_SIZE before horovodrun",
+        )
+
+
 def _local_size(env: _Env, size: int) -> int:
     given = env.number(*_LOCAL_SIZE)
     if given is not None:
@@ -223,6 +257,23 @@ def _local_size(env: _Env, size: int) -> int:
         found=env.show("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR"),
         do="set LOCAL_RANK and LOCAL_WORLD_SIZE",
     )
+
+
+# --- horovodrun
+
+
+def _horovodrun(env: _Env) -> World:
+    """Where rank 0 listens is said in its key-value store (`runtime.keyvalue`), unless the user said it."""
+    rank, size, local_size, local_rank, node, nodes = (env.need((name,), *_HOROVOD) for name in _HOROVOD)
+    _below(env, "HOROVOD_RANK", rank, "HOROVOD_SIZE", size)
+    # A node with fewer ranks than others is not counted by those that have no counterpart there.
+    alike = local_size * nodes == size
+    said = _Said(rank, size, local_size, local_rank, node if alike else None, nodes if alike else None)
+    world = replace(_lay(env, said), launcher="horovodrun")
+    if None in (env.text("MASTER_ADDR"), env.text("MASTER_PORT")) and not world.alone:
+        env.need(("HOROVOD_GLOO_RENDEZVOUS_PORT",), "HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        return world
+    return _reaching(env, world)
 
 
 # --- MPI
@@ -441,6 +492,7 @@ _FORCED: dict[str, Callable[[_Env], World]] = {
     "local": _local,
     "worldsize": _contract,
     "torchrun": _contract,
+    "horovodrun": _horovodrun,
     "slurm": _forced_slurm,
     "openmpi": _openmpi,
     "pmi": _pmi,

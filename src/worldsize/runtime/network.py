@@ -121,7 +121,7 @@ def address_of(interface: str) -> str:
 
 def outward_address() -> str | None:
     """The own address from which packets to other hosts leave, None where there is no such route."""
-    sources = map(_source_towards, _OUTSIDE.values())
+    sources = map(source_towards, _OUTSIDE.values())
     return next((source for source in sources if source is not None and not is_loopback(source)), None)
 
 
@@ -163,14 +163,14 @@ def _interface_towards(master: str | None, resolve: Callable[[str], Iterable[str
     """The interface that routes to rank 0's host; on that host, whose name may be loopback, the default route's."""
     known = _interfaces()
     for address in [*(resolve(master) if master else ()), *_OUTSIDE.values()]:
-        source = _source_towards(address)
+        source = source_towards(address)
         if source in known:
             return known[source]
     names = set(known.values())
     return names.pop() if len(names) == 1 else None
 
 
-def _source_towards(address: str) -> str | None:
+def source_towards(address: str) -> str | None:
     """The own address from which packets to `address` would leave. Sends nothing."""
     family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
     try:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from worldsize.errors import WorldError
-from worldsize.runtime import board, env, network, signals
+from worldsize.runtime import board, env, keyvalue, network, signals
 from worldsize.runtime.comm import Alone, Comm, Ranks
 from worldsize.runtime.device import choose_device, identity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from worldsize.world import World
 
 _MEETING = timedelta(minutes=5)
@@ -75,7 +77,8 @@ def _start(device: str | None, timeout: timedelta) -> Session:
     chosen = choose_device(world, device, environ)
     signals.install()
     with signals.leaving():
-        comm: Comm = Alone() if world.alone else _join(world, chosen, timeout)
+        world, store = (world, None) if world.alone or world.master_port else _listen(world, environ)
+        comm: Comm = Alone() if world.alone else _join(world, chosen, timeout, store)
     atexit.register(_leave)
     return Session(world, chosen, comm, timeout)
 
@@ -84,13 +87,25 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _join(world: World, device: torch.device, timeout: timedelta) -> Comm:
+def _listen(world: World, environ: Mapping[str, str]) -> tuple[World, Store | None]:
+    """The world with rank 0's endpoint, and there the store itself, where the launcher left that to the ranks."""
+    made: list[Store] = []
+
+    def listen(address: str) -> int:
+        store = TCPStore(address, 0, world.size, is_master=True, timeout=_MEETING, wait_for_workers=False)
+        made.append(store)
+        return int(store.port)
+
+    return keyvalue.meet(world, environ, listen, _MEETING.total_seconds()), made[0] if made else None
+
+
+def _join(world: World, device: torch.device, timeout: timedelta, store: Store | None) -> Comm:
     if not dist.is_initialized():
         network.check_master(world)
         interface = network.check_own_address(world, env.read())
         env.export({"GLOO_SOCKET_IFNAME": interface} if interface else {})
         options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-        store = _meet(world, max(timeout, _MEETING))
+        store = _meet(world, max(timeout, _MEETING), store)
         store.set_timeout(timeout)
         dist.init_process_group(
             _backend(device), store=store, rank=world.rank, world_size=world.size, timeout=timeout, **options
@@ -101,12 +116,12 @@ def _join(world: World, device: torch.device, timeout: timedelta) -> Comm:
     return comm
 
 
-def _meet(world: World, limit: timedelta) -> Store:
+def _meet(world: World, limit: timedelta, store: Store | None) -> Store:
     """Reach rank 0's store and see every rank there: a missing one is named, not waited for in a collective."""
     began = time.monotonic()
     address = network.join_endpoint(str(world.master_addr), int(world.master_port or 0))
     try:
-        store, _, _ = next(rendezvous(f"tcp://{address}", world.rank, world.size, timeout=limit))
+        store = store or next(rendezvous(f"tcp://{address}", world.rank, world.size, timeout=limit))[0]
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise network.no_answer(world, time.monotonic() - began, str(error).splitlines()[0]) from None
     start = f"worldsize/{world.restart}/here"

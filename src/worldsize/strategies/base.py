@@ -10,10 +10,11 @@ import torch
 
 from worldsize.errors import ConfigError, StepError
 from worldsize.runtime.grid import Grid, Sizes
-from worldsize.strategies.norm import gradients, norm, scale_
+from worldsize.strategies.norm import gradients, limit_, norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -42,6 +43,14 @@ class Options:
         wrap: module classes that FSDP shards as one unit, () for one unit in all; None for the repeated blocks.
         reshard: whether FSDP frees a unit's whole parameters after its forward pass.
         offload: keep FSDP's shards and the optimizer's state in host memory.
+        tp_plan: how modules are split over tensor ranks, by name; None for the model's own. See `tensorplan`.
+        loss_parallel: under tp, outputs stay split over classes up to the cross entropy.
+        deepspeed: DeepSpeed's JSON, as a mapping or a file. See `worldsize.strategies.deepspeed.config`.
+        schedule: under pp, the order of work: see `worldsize.strategies.pipeline.order.SCHEDULES`.
+        stages: under pp, in how many stages the model is cut; None for as many as the schedule wants.
+        split: under pp, names of the modules with which the stages after the first begin; None for balanced stages.
+        balance: under pp, what is balanced: "parameters", or the "time" of a forward pass of `sample`.
+        sample: under pp, a batch of inputs for `balance="time"`; a tuple for several arguments.
     """
 
     init: Literal["here", "meta"] = "here"
@@ -52,6 +61,14 @@ class Options:
     wrap: tuple[type[nn.Module], ...] | None = None
     reshard: bool = True
     offload: bool = False
+    tp_plan: Mapping[str, Any] | None = None
+    loss_parallel: bool = False
+    deepspeed: Mapping[str, Any] | str | Path | None = None
+    schedule: str = "1f1b"
+    stages: int | None = None
+    split: Sequence[str] | None = None
+    balance: Literal["parameters", "time"] = "parameters"
+    sample: Any = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -63,7 +80,9 @@ class Options:
         return cls(**values)
 
     def __post_init__(self) -> None:
-        for name, known in (("init", ("here", "meta")), ("unused_parameters", ("error", "allow"))):
+        for name, known in (
+            ("init", ("here", "meta")), ("unused_parameters", ("error", "allow")), ("balance", ("parameters", "time"))
+        ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise ConfigError(
                     f"strategy option {name}", found=repr(getattr(self, name)), do=f"choose one of {known}"
@@ -78,6 +97,25 @@ class Setting:
     precision: Precision
     options: Options = field(default_factory=Options)
     sizes: Sizes = field(default_factory=Sizes)
+    batch: tuple[int, int | None] = (0, None)
+    """Samples of a step, 0 where nobody knows, and of a forward pass, None where the loader will say it."""
+    schedule: str | None = None
+    """Of a pipeline, where the command line says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A micro-batch that a turn is going to bring.
+
+    Attributes:
+        batch: as the program gets it.
+        seed: what its random numbers come from.
+        dummy: whether it counts for nothing.
+    """
+
+    batch: Any
+    seed: int
+    dummy: bool
 
 
 class Strategy(ABC):
@@ -134,7 +172,7 @@ class Strategy(ABC):
     def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
         """What `place` does under this strategy."""
 
-    def open(self, model: nn.Module, batches: Sequence[Any]) -> None:
+    def open(self, model: nn.Module, batches: Sequence[Coming]) -> None:
         """Before the first micro-batch of a turn that trains the model: all of this rank's, dummies among them."""
 
     def close(self, model: nn.Module) -> None:
@@ -199,28 +237,47 @@ class Strategy(ABC):
             the norm over all ranks before it is limited (0-dim tensor), where it is needed.
         """
         grads = gradients(parameters)
-        if not wanted:
-            scale_(grads, 1.0 / divisor)
-            return None
-        size = self.norm(grads) / divisor
-        if most is None:
-            scale_(grads, 1.0 / divisor)
-        else:
-            # The factor of torch.nn.utils.clip_grad_norm_, joined with the division: one pass over the gradients.
-            scale_(grads, (most / (size + 1e-6)).clamp(max=1.0) / divisor)
+        size = self.norm(grads) / divisor if wanted else None
+        limit_(grads, size, divisor, most)
         return size
 
     def norm(self, grads: Sequence[Tensor]) -> Tensor:
         """The 2-norm over the gradients of all ranks together, each counted once. Collective where they are sharded."""
         return norm(grads, self.device)
 
-    def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """What checkpoints keep of a model on this rank, under the names of the user's own model."""
-        found: Mapping[str, Any] = model.state_dict()
+    def held(self, model: nn.Module) -> dict[str, Tensor]:
+        """What this rank holds of a model's state, by name: its own tensors, which training moves.
+
+        What is written into them reaches forward passes once `changed` was called.
+        """
+        return {name: value.detach() for name, value in model.state_dict().items()}
+
+    def changed(self, model: nn.Module) -> None:
+        """After something was written into the tensors that `held` gave. Collective."""
+
+    def state(self, model: nn.Module, held: Mapping[str, Tensor] | None = None) -> Mapping[str, Any]:
+        """What checkpoints keep of a model on this rank, under the names of the user's own model. Collective.
+
+        Args:
+            model: a placed one.
+            held: other values than its own, laid out as `held` gives them: an average.
+        """
+        found: Mapping[str, Any] = model.state_dict() if held is None else held
         return found
 
-    def filled(self, model: nn.Module) -> None:
-        """After a checkpoint was read into the tensors that `state` gave."""
+    def filled(self, model: nn.Module, state: Mapping[str, Any], held: Mapping[str, Tensor] | None = None) -> None:
+        """After something was read into the tensors that `state` gave. Collective.
+
+        Args:
+            model: a placed one.
+            state: what `state` gave.
+            held: what it was given.
+        """
+
+    def names(self, model: nn.Module) -> list[str] | None:
+        """The whole model's parameters in their order, where this rank holds only some of them; else None."""
+        del model
+        return None
 
     def start_sum_(self, tensor: Tensor) -> Callable[[], Any]:
         """Begin to sum a small tensor on `device` over ranks, in place.

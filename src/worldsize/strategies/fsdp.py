@@ -64,10 +64,10 @@ class FSDP(Ranked):
             self.refuse_differences(model)
         extra = methods(type(model))
         recompute(model, options)
-        units = self._shard(model, fill, options)
+        units = self._shard(model, self.split(model, fill, options), options)
         compile_in_place(model, options)
         self._entries[model] = entry = _Entry(model, extra, units=units, allow=options.unused_parameters == "allow")
-        return route(model, entry, self.setting.precision, self.device)
+        return route(model, self.guarded(model, entry), self.setting.precision, self.device)
 
     def exchange(self, model: nn.Module, *, last: bool) -> None:
         """Gradients are reduced to their shards in the backward pass of the last micro-batch only."""
@@ -93,7 +93,7 @@ class FSDP(Ranked):
 
     def _shard(self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options) -> int:
         """Fill and shard from the inside out. Returns in how many units with parameters the model lies."""
-        common: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self._offload(options)}
+        common: dict[str, Any] = {"mesh": self.data, "offload_policy": self._offload(options)}
         units = _whole_ties(model, chosen(model, options.wrap))
         if self.setting.precision.autocast is not None:
             # Batch normalisation keeps its statistics in float32 and wants its weights in the same.
@@ -120,6 +120,27 @@ class FSDP(Ranked):
                 "offload=True keeps shards in host memory", found="they are there already", do="drop it"
             )
         return CPUOffloadPolicy()
+
+
+class HSDP(FSDP):
+    """Shards within a group of ranks, and copies of them between the groups: one a host, if nothing else is said."""
+
+    name = "hsdp"
+
+    def replicas(self, shares: int) -> int:
+        """As many as were asked for, or as there are hosts."""
+        del shares
+        return self.setting.sizes.replicas or self.setting.session.world.nodes
+
+
+class Copies(FSDP):
+    """What ddp is where a rank holds a part of each tensor: copies that are shards of one, summed by the same hooks."""
+
+    name = "ddp"
+
+    def replicas(self, shares: int) -> int:
+        """Every share of the batch has a whole copy."""
+        return shares
 
 
 class _Entry:

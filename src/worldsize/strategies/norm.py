@@ -37,6 +37,22 @@ def norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
+def limit_(grads: Sequence[Tensor], size: Tensor | None, divisor: float, most: float | None) -> None:
+    """Divide gradients, and scale them down where they are too large together.
+
+    Args:
+        grads: all of one optimizer.
+        size: their norm once divided; None where nothing limits it.
+        divisor: what they are divided by.
+        most: the largest norm they may have.
+    """
+    if most is None or size is None:
+        scale_(grads, 1.0 / divisor)
+    else:
+        # The factor of torch.nn.utils.clip_grad_norm_, joined with the division: one pass over the gradients.
+        scale_(grads, (most / (size + 1e-6)).clamp(max=1.0) / divisor)
+
+
 def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:
     """Multiply every gradient in place, whatever it is laid over."""
     if isinstance(factor, float) and factor == 1.0:

@@ -10,13 +10,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from worldsize.errors import LayoutError
+from worldsize.runtime.grid import AXES
 from worldsize.strategies.base import Setting, Strategy, brief
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from torch import Tensor, nn
+
+    from worldsize.strategies.base import Coming, Options
+    from worldsize.strategies.routing import Entry
+    from worldsize.strategies.splitting import Split
 
 
 class Ranked(Strategy):
@@ -25,11 +30,16 @@ class Ranked(Strategy):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         setting.session.need_group()
+        self._splits: dict[nn.Module, Split] = {}
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The grid's axes as torch knows them; those of length 1 are left out. Collective when first asked for."""
-        written = self.grid.written() or {"dp_shard": 1}
+        """The grid's axes as torch knows them. Collective when first asked for.
+
+        Axes of length 1 are left out, but for the shards: there is always something to lay a model over.
+        """
+        sizes = {axis: self.grid.size(axis) for axis in AXES}
+        written = {axis: size for axis, size in sizes.items() if size > 1 or axis == "dp_shard"}
         return init_device_mesh(self.device.type, tuple(written.values()), mesh_dim_names=tuple(written))
 
     @cached_property
@@ -37,13 +47,43 @@ class Ranked(Strategy):
         """The ranks that have the other shares of the batch, for the same part of the model; None where that is all."""
         if self.ranks == self.grid.world:
             return None
-        axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis in self.grid.written())
-        if not axes:
-            alone: dist.ProcessGroup = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-            return alone
-        mesh = self.mesh[axes[0]] if len(axes) == 1 else self.mesh[axes]._flatten("dp")  # noqa: SLF001
-        group: dist.ProcessGroup = mesh.get_group()
+        data = self.data
+        group: dist.ProcessGroup = (data if data.ndim == 1 else data._flatten("dp")).get_group()  # noqa: SLF001
         return group
+
+    @property
+    def data(self) -> DeviceMesh:
+        """The part of the mesh over which the batch is dealt: (dp_replicate and) dp_shard."""
+        names: tuple[str, ...] = self.mesh.mesh_dim_names or ()
+        axes = tuple(axis for axis in names if axis in ("dp_replicate", "dp_shard"))
+        found: DeviceMesh = self.mesh if axes == names else self.mesh[axes]
+        return found
+
+    def split(
+        self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options
+    ) -> Callable[[nn.Module], None]:
+        """Make `fill` lay what it fills over the tensor ranks, where there are any."""
+        if self.grid.size("tp") == 1:
+            return fill
+        from worldsize.strategies.splitting import Split
+
+        self._splits[model] = made = Split(model, fill, options, self.mesh["tp"], whole=self.grid.size("pp") == 1)
+        return made.fill
+
+    def guarded(self, model: nn.Module, entry: Entry) -> Entry:
+        """A way into the model that is watched, in the first step, for what tensor ranks would do wrongly."""
+        return self._splits[model].guarded(entry) if model in self._splits else entry
+
+    def open(self, model: nn.Module, batches: Sequence[Coming]) -> None:
+        """Tells the tensor ranks, where there are any."""
+        del batches
+        if model in self._splits:
+            self._splits[model].open()
+
+    def close(self, model: nn.Module) -> None:
+        """Gradients of parts are summed over tensor ranks, where there are any."""
+        if model in self._splits:
+            self._splits[model].close()
 
     @property
     def averaged(self) -> int:

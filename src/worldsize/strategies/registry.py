@@ -15,7 +15,20 @@ _KNOWN = {
     "single": "worldsize.strategies.single:Single",
     "ddp": "worldsize.strategies.ddp:DDP",
     "fsdp": "worldsize.strategies.fsdp:FSDP",
+    "hsdp": "worldsize.strategies.fsdp:HSDP",
     "horovod": "worldsize.strategies.horovod:Horovod",
+    "deepspeed": "worldsize.strategies.deepspeed.strategy:DeepSpeed",
+    "zero0": "worldsize.strategies.deepspeed.strategy:Zero0",
+    "zero1": "worldsize.strategies.deepspeed.strategy:Zero1",
+    "zero2": "worldsize.strategies.deepspeed.strategy:Zero2",
+    "zero3": "worldsize.strategies.deepspeed.strategy:Zero3",
+}
+
+_WITH_TENSORS = {
+    "single": "worldsize.strategies.tensor:Tensor",
+    "ddp": "worldsize.strategies.fsdp:Copies",
+    "fsdp": "worldsize.strategies.fsdp:FSDP",
+    "hsdp": "worldsize.strategies.fsdp:HSDP",
 }
 
 
@@ -33,8 +46,54 @@ def find(name: str) -> type[Strategy]:
 
 
 def make(name: str, setting: Setting) -> Strategy:
-    """The strategy of that name, where it is to work."""
-    return find(name)(setting)
+    """The strategy of that name, where it is to work.
+
+    Raises:
+        ConfigError: sizes are asked for that it does not have.
+    """
+    sizes = setting.sizes
+    if sizes.cp > 1:
+        raise ConfigError("no strategy splits sequences over ranks (cp)", found=f"cp={sizes.cp}", do="leave cp at 1")
+    if sizes.replicas is not None and name != "hsdp":
+        raise ConfigError(
+            f"strategy {name!r} has no replicas of shards", found=f"replicas={sizes.replicas}", do="use hsdp"
+        )
+    if sizes.pp > 1:
+        return _staged(name, setting)
+    if sizes.tp == 1:
+        return find(name)(setting)
+    return _with_tensors(name, setting)
+
+
+def _staged(name: str, setting: Setting) -> Strategy:
+    from worldsize.strategies.pipeline.strategy import Pipeline
+    from worldsize.strategies.ranked import Ranked
+
+    if name not in _WITH_TENSORS:
+        find(name)
+        raise ConfigError(
+            f"strategy {name!r} lays out whole models only",
+            found=f"pp={setting.sizes.pp}",
+            do=f"use pp with {', '.join(_WITH_TENSORS)}",
+        )
+    if setting.sizes.tp == 1 and name in ("single", "ddp"):
+        return Pipeline(setting)
+    inner = _with_tensors(name, setting) if setting.sizes.tp > 1 else find(name)(setting)
+    assert isinstance(inner, Ranked), name
+    return Pipeline(setting, inner)
+
+
+def _with_tensors(name: str, setting: Setting) -> Strategy:
+    if name not in _WITH_TENSORS:
+        find(name)
+        raise ConfigError(
+            f"strategy {name!r} lays out whole tensors only: it would exchange parts of gradients as if they were whole",
+            found=f"tp={setting.sizes.tp}",
+            do=f"use tp with {', '.join(_WITH_TENSORS)}",
+        )
+    module, _, attribute = _WITH_TENSORS[name].partition(":")
+    made: Strategy = getattr(import_module(module), attribute)(setting)
+    return made
 
 
 def default(ranks: int) -> str:

@@ -104,6 +104,11 @@ def _renew(port: int) -> None:
     """Leave the last call's world: only now, since the other ranks may have been in it until all had answered."""
     session.close()
     signals.forget()
+    if "torch.distributed.tensor" in sys.modules:
+        # Torch remembers how sharded tensors move, with the groups of the world that was left.
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
     gc.collect()
     env.export({"MASTER_PORT": str(port)})
 

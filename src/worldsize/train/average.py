@@ -14,7 +14,7 @@ from worldsize.errors import ConfigError
 from worldsize.runtime.sharded import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -36,7 +36,7 @@ class Average:
         if not 0.0 < decay < 1.0:
             raise ConfigError("the decay of an average lies between 0 and 1", found=str(decay), do="0.999 is usual")
         self.placed, self.decay = placed, decay
-        self.tensors: dict[str, Tensor] = {name: value.detach().clone() for name, value in self._live().items()}
+        self._held: dict[str, Tensor] = {name: value.clone() for name, value in self._live().items()}
         self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
         self._copies: list[tuple[Tensor, Tensor]] = []
 
@@ -49,26 +49,36 @@ class Average:
         for old, new in self._copies:
             old.copy_(new)
 
+    def state(self) -> Mapping[str, Tensor]:
+        """What checkpoints keep of it. Collective."""
+        return self.placed.strategy.state(self.placed.module, self._held)
+
+    def filled(self, state: Mapping[str, Tensor]) -> None:
+        """After a checkpoint was read into what `state` gave. Collective."""
+        self.placed.strategy.filled(self.placed.module, state, self._held)
+
     def _find(self) -> tuple[list[Tensor], list[Tensor]]:
         live = self._live()
         averaged = [name for name, _ in self.placed.module.named_parameters() if live[name].is_floating_point()]
-        self._copies = [(self.tensors[name], live[name]) for name in live if name not in set(averaged)]
-        return [local(self.tensors[name]) for name in averaged], [local(live[name]) for name in averaged]
+        self._copies = [(self._held[name], live[name]) for name in live if name not in set(averaged)]
+        return [local(self._held[name]) for name in averaged], [local(live[name]) for name in averaged]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model computes with the averaged weights inside this block."""
+        """The model computes with the averaged weights inside this block. Collective."""
         live = self._live()
-        kept = {name: value.detach().clone() for name, value in live.items()}
-        with torch.no_grad():
-            for name, value in live.items():
-                value.copy_(self.tensors[name])
+        kept = {name: value.clone() for name, value in live.items()}
+        self._put(live, self._held)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, value in live.items():
-                    value.copy_(kept[name])
+            self._put(live, kept)
 
     def _live(self) -> dict[str, Tensor]:
-        return {name: value.detach() for name, value in self.placed.module.state_dict().items()}
+        return self.placed.strategy.held(self.placed.module)
+
+    def _put(self, live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in live.items():
+                value.copy_(values[name])
+        self.placed.strategy.changed(self.placed.module)

@@ -48,7 +48,8 @@ class Engine:
         self.log_norm = False
         """Whether this step's gradient norm is wanted for a log line."""
         self._strategies: dict[str, Strategy] = {}
-        self._sizes = settings.sizes
+        self._sizes, self._batch = settings.sizes, (settings.global_batch, settings.micro_batch)
+        self._schedule = settings.schedule
         self.strategy = self.strategy_of(settings.strategy or registry.default(settings.sizes.shares(session.world)))
         self.notes: list[str] = []
         """Lines for a person, to be said when the next numbers are."""
@@ -78,7 +79,10 @@ class Engine:
     def strategy_of(self, name: str) -> Strategy:
         """The strategy of that name, made once."""
         if name not in self._strategies:
-            self._strategies[name] = registry.make(name, Setting(self.session, self.precision, sizes=self._sizes))
+            setting = Setting(
+                self.session, self.precision, sizes=self._sizes, batch=self._batch, schedule=self._schedule
+            )
+            self._strategies[name] = registry.make(name, setting)
         return self._strategies[name]
 
     def place(
@@ -89,6 +93,12 @@ class Engine:
         if name in self.parts.models:
             raise StepError(f"two models are named {name!r}", do="give each run.model a name= of its own")
         chosen = self.strategy if strategy is None else self.strategy_of(strategy)
+        if self._sizes.pp > 1 and self.parts.models:
+            raise LayoutError(
+                "a pipeline is for runs of one model",
+                found=f"{name!r} beside {', '.join(map(repr, self.parts.models))}",
+                do="put them into one module, or use another layout than pp",
+            )
         maker = build if not isinstance(build, torch.nn.Module) else lambda: build
         with reseeded(key(self.seed, "model", name), self.device):
             module = chosen.place(maker, Options.of(options))
@@ -118,9 +128,7 @@ class Engine:
         missing = placed.strategy.check_gradients(placed.module)
         if not missing and placed.name not in self._looked:
             self._looked.add(placed.name)
-            unused = [
-                name for name, value in placed.module.named_parameters() if value.requires_grad and value.grad is None
-            ]
+            unused = placed.strategy.without_gradient(placed.module)
             self.notes += [f"parameters of model {placed.name!r} got no gradient: {brief(unused)}"] if unused else []
         if missing:
             raise StepError(

@@ -16,7 +16,7 @@ from worldsize.runtime.sharded import is_sharded
 from worldsize.train.plain import empty, join, split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -42,6 +42,7 @@ class NamedOptimizer:
             id(p): f"{model}.{path}" for model, module in models.items() for path, p in module.named_parameters()
         }
         self._names: dict[str, nn.Parameter] = {}
+        self._slots: dict[str, Any] = {}
         for parameter in self.parameters:
             if id(parameter) not in names:
                 raise ConfigError(
@@ -52,19 +53,28 @@ class NamedOptimizer:
             self._names[names[id(parameter)]] = parameter
 
     @property
+    def names(self) -> list[str]:
+        """Their names, in the same order."""
+        return list(self._names)
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters it trains, in the order of its groups."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def state(self) -> tuple[dict[str, Tensor], Skeleton]:
-        """Tensors by name ("<parameter>/<key>"), and the skeleton that puts them back."""
+        """Tensors by name ("<parameter>/<key>"), and the skeleton that puts them back. Collective where it is sharded."""
         tensors: dict[str, Tensor] = {}
-        slots = {
+        self._slots = {
             name: split(self.optimizer.state[parameter], name, tensors)
             for name, parameter in self._names.items()
             if parameter in self.optimizer.state
         }
-        return tensors, {"slots": slots, "groups": self._groups()}
+        return tensors, self.skeleton()
+
+    def skeleton(self) -> Skeleton:
+        """The skeleton of the tensors that `state` gave last, and the groups as they are now."""
+        return {"slots": self._slots, "groups": self._groups()}
 
     def wanted(self, skeleton: Skeleton) -> dict[str, Tensor]:
         """Empty tensors, laid out as this optimizer needs them, for everything the skeleton names.
@@ -82,8 +92,7 @@ class NamedOptimizer:
         for name, slot in skeleton["slots"].items():
             parameter = self._names[name]
             for path, tensor in empty(slot, parameter.device).items():
-                sharded = is_sharded(parameter) and parameter.shape == tensor.shape
-                found[path] = torch.empty_like(parameter, dtype=tensor.dtype) if sharded else tensor
+                found[path] = self._room(parameter, tensor)
         return found
 
     def load(self, tensors: Mapping[str, Tensor], skeleton: Skeleton) -> None:
@@ -95,6 +104,15 @@ class NamedOptimizer:
         ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
+    def _room(self, parameter: nn.Parameter, saved: Tensor) -> Tensor:
+        """Where a tensor of a parameter's state is read to: laid out like the parameter, or as the optimizer says."""
+        if is_sharded(parameter):
+            same = parameter.shape == saved.shape
+            return torch.empty_like(parameter, dtype=saved.dtype) if same else saved
+        room = getattr(self.optimizer, "room", None)
+        made: Tensor | None = None if room is None else room(parameter, saved)
+        return saved if made is None else made
+
     def _groups(self) -> list[dict[str, Any]]:
         names = {id(parameter): name for name, parameter in self._names.items()}
         return [
@@ -102,6 +120,53 @@ class NamedOptimizer:
              "params": [names[id(parameter)] for parameter in group["params"]]}
             for group in self.optimizer.param_groups
         ]  # fmt: skip
+
+
+def union(skeletons: Sequence[Skeleton], names: Sequence[str]) -> Skeleton:
+    """The skeleton of a whole model's optimizer, of those of ranks that each hold some of its parameters.
+
+    Args:
+        skeletons: of all ranks.
+        names: the whole model's parameters, in their order.
+
+    Raises:
+        ConfigError: the ranks made different groups.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    slots = {name: slot for each in skeletons for name, slot in each["slots"].items()}
+    shapes = [[_bare(group) for group in each["groups"]] for each in skeletons]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ConfigError(
+            "the ranks of a pipeline made different parameter groups",
+            found=f"{sorted({len(shape) for shape in shapes})} groups",
+            do="make the same groups with the same settings on every rank, empty ones too",
+        )
+    groups = [
+        {
+            **bare,
+            "params": sorted(
+                {name for each in skeletons for name in each["groups"][index]["params"]}, key=places.__getitem__
+            ),
+        }
+        for index, bare in enumerate(shapes[0])
+    ]
+    return {"slots": {name: slots[name] for name in names if name in slots}, "groups": groups}
+
+
+def part(skeleton: Skeleton, own: Collection[str], names: Collection[str]) -> Skeleton:
+    """What a rank needs of the skeleton of a whole model's optimizer: its own parameters, and what is not the model's."""
+    away = set(names) - set(own)
+    return {
+        "slots": {name: slot for name, slot in skeleton["slots"].items() if name not in away},
+        "groups": [
+            {**group, "params": [name for name in group["params"] if name not in away]}
+            for group in skeleton["groups"]
+        ],
+    }
+
+
+def _bare(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _plain(value: Any) -> Any:

@@ -64,6 +64,11 @@ class Parts:
     averages: dict[str, Average] = field(default_factory=dict)
     closed: bool = False
 
+    @property
+    def scattered(self) -> bool:
+        """Whether ranks hold parameters of different names."""
+        return any(placed.strategy.names(placed.module) is not None for placed in self.models.values())
+
     def refuse_late(self, what: str) -> None:
         """Raises StepError once the first step has been made."""
         if self.closed:

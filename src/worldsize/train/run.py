@@ -154,7 +154,7 @@ class Run:
         self._engine.parts.refuse_late("a warm start")
         placed = self._engine.parts.placed(model)
         found = warm.read(Path(source), placed.name, placed.module, strict=strict, trust=trust)
-        return warm.fill(placed.module, found, strict=strict)
+        return warm.fill(placed, found, strict=strict)
 
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.

@@ -1,7 +1,7 @@
 """Room: what decides a training, as one frozen value; which of it must not change between attempts.
 
 What a person says at the command line (`worldsize run --strategy fsdp`) reaches a program through WORLDSIZE_* variables
-and wins over what the program says: strategy, precision, device, run folder. The batch is the training's own.
+and wins over what the program says: strategy, sizes, schedule, precision, device, run folder. The batch is the training's own.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Settings:
     log_every: int | None = None
     stop_after: int | None = None
     ledger: Path | None = None
+    schedule: str | None = None
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or (self.micro_batch is not None and self.micro_batch < 1):
@@ -85,7 +86,7 @@ class Settings:
     def overridden(self, environ: Mapping[str, str]) -> Settings:
         """With what the command line said."""
         said: dict[str, Any] = {}
-        for name in ("strategy", "precision", "device"):
+        for name in ("strategy", "schedule", "precision", "device"):
             if environ.get(f"WORLDSIZE_{name.upper()}"):
                 said[name] = environ[f"WORLDSIZE_{name.upper()}"]
         said["sizes"] = replace(self.sizes, **_sizes(environ))

@@ -127,7 +127,12 @@ def begin(
     recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.SumRecorder())
     keep = Keep(last=settings.saving.keep_last, every=settings.saving.keep_every, best=settings.saving.keep_best)
     checkpointer = Checkpointer(
-        settings.dir, comm, owner=on_one(comm, lambda: owned, None), keep=keep, on_error=settings.saving.on_error
+        settings.dir,
+        comm,
+        owner=on_one(comm, lambda: owned, None),
+        keep=keep,
+        on_error=settings.saving.on_error,
+        scattered=engine.parts.scattered,
     )
     for note in [*changes, *more, *([cut.short] if cut.short else [])]:
         screen.say(f"worldsize: {note}")
@@ -179,7 +184,7 @@ def resume(engine: Engine, settings: Settings, kept: Kept, loader: Loader) -> tu
         return state.Progress(), [*notes, *imported(engine, settings)]
     train = load.read_train(path)
     wanted = state.wanted(engine, kept, train)
-    load.load(path, wanted, engine.comm)
+    load.load(path, wanted, engine.comm, scattered=engine.parts.scattered)
     at = state.restore(engine, kept, train, wanted)
     loader.load_state_dict(train["data"])
     return at, [*notes, f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen"]
@@ -193,7 +198,7 @@ def imported(engine: Engine, settings: Settings) -> list[str]:
     (placed, *others) = engine.parts.models.values()
     if others:
         raise LayoutError("imported weights are for a run of one model", found=str(list(engine.parts.models)))
-    warm.fill(placed.module, warm.read(source, placed.name, placed.module, strict=True, trust=False))
+    warm.fill(placed, warm.read(source, placed.name, placed.module, strict=True, trust=False))
     return [f"beginning with the weights of {source}"]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.errors import CheckpointError, ConfigError, DataError
+from worldsize.train import optim
 from worldsize.train.plain import join, split
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from worldsize.train.engine import Engine
     from worldsize.train.keep import Kept
-    from worldsize.train.parts import Placed
+    from worldsize.train.parts import Placed, Trained
 
 
 @dataclass(slots=True)
@@ -58,15 +59,15 @@ def tensors(engine: Engine, kept: Kept) -> dict[str, Tensor]:
     for entry in engine.parts.optimizers:
         found |= _named(f"optim/{entry.named.name}", entry.named.state()[0])
     for name, average in engine.parts.averages.items():
-        found |= _named(f"average/{name}", average.tensors)
+        found |= _named(f"average/{name}", average.state())
     return found | _named("keep", kept.state()[0])
 
 
 def plain(engine: Engine, kept: Kept, progress: Progress) -> dict[str, Any]:
-    """The rest of the state, in types that JSON can hold."""
+    """The rest of the state, in types that JSON can hold. Collective where ranks hold different parameters."""
     return {
         "progress": asdict(progress),
-        "optim": {entry.named.name: entry.named.state()[1] for entry in engine.parts.optimizers},
+        "optim": {entry.named.name: _whole(engine, entry) for entry in engine.parts.optimizers},
         "schedules": [split(_safe(each.schedule.state_dict()), "schedule", {}) for each in engine.parts.schedules],
         "scale": engine.scale.state_dict() if engine.scale else None,
         "keep": kept.state()[1],
@@ -87,18 +88,20 @@ def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Te
         if placed.save != "none":
             found |= _named(f"model/{placed.name}", _model(placed))
     for entry in engine.parts.optimizers:
-        found |= _named(f"optim/{entry.named.name}", entry.named.wanted(train["optim"][entry.named.name]))
+        found |= _named(f"optim/{entry.named.name}", entry.named.wanted(_part(entry, train)))
     for name, average in engine.parts.averages.items():
-        found |= _named(f"average/{name}", average.tensors)
+        found |= _named(f"average/{name}", average.state())
     return found | _named("keep", kept.wanted(train["keep"], engine.device))
 
 
 def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[str, Tensor]) -> Progress:
-    """Put what was read where it belongs; the models' own tensors are filled already."""
+    """Put what was read where it belongs; the models' own tensors are filled already. Collective."""
     for placed in engine.parts.models.values():
-        placed.strategy.filled(placed.module)
+        placed.strategy.filled(placed.module, _under(f"model/{placed.name}", read))
+    for name, average in engine.parts.averages.items():
+        average.filled(_under(f"average/{name}", read))
     for entry in engine.parts.optimizers:
-        entry.named.load(_under(f"optim/{entry.named.name}", read), train["optim"][entry.named.name])
+        entry.named.load(_under(f"optim/{entry.named.name}", read), _part(entry, train))
     if len(train["schedules"]) != len(engine.parts.schedules):
         raise CheckpointError(
             "the schedules are not those of the checkpoint",
@@ -110,6 +113,24 @@ def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[
         engine.scale.load_state_dict(train["scale"])
     kept.load(_under("keep", read), train["keep"])
     return Progress(**train["progress"])
+
+
+def _names(entry: Trained) -> list[str] | None:
+    """All parameters of its models, where this rank holds only some of them; else None."""
+    found = [(placed.name, placed.strategy.names(placed.module)) for placed in entry.models]
+    if any(names is None for _, names in found):
+        return None
+    return [f"{model}.{name}" for model, names in found for name in names or ()]
+
+
+def _whole(engine: Engine, entry: Trained) -> optim.Skeleton:
+    names, own = _names(entry), entry.named.skeleton()
+    return own if names is None else optim.union(engine.comm.gather(own), names)
+
+
+def _part(entry: Trained, train: Mapping[str, Any]) -> optim.Skeleton:
+    names, saved = _names(entry), train["optim"][entry.named.name]
+    return saved if names is None else optim.part(saved, entry.named.names, names)
 
 
 def _model(placed: Placed) -> dict[str, Tensor]:

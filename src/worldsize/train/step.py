@@ -15,6 +15,7 @@ from worldsize.data.loader import StepBatches
 from worldsize.errors import StepError
 from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed
+from worldsize.strategies.base import Coming
 from worldsize.train import losses as meaning
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class Turn:
         self._own = list({id(placed): placed for entry in trained for placed in entry.models}.values())
         self._others = [placed for placed in engine.parts.models.values() if placed not in self._own]
         self._sender = self._own[0].strategy if self._own else engine.strategy
+        if len({placed.strategy.averaged for placed in self._own}) > 1:
+            raise StepError(
+                "one turn trains models whose strategies sum gradients and models whose strategies average them",
+                found=", ".join(f"{placed.name!r} under {placed.strategy.name}" for placed in self._own),
+                do="open a turn for each of them: with step.turn(optimizer)",
+            )
         self._micro: Micro | None = None
         self._read = self._sent = 0
         self._kinds: set[str] = set()
@@ -59,7 +66,7 @@ class Turn:
         """This rank's micro-batches of the step, on the device. Iterate over all of them, with one backward each."""
         self._begin()
         for placed in self._own:
-            placed.strategy.open(placed.module, [micro.batch for micro in self._batches.micro])
+            placed.strategy.open(placed.module, [self._coming(micro) for micro in self._batches.micro])
         for position, micro in enumerate(self._batches.micro):
             last = position == len(self._batches.micro) - 1
             for placed in self._own:
@@ -112,7 +119,7 @@ class Turn:
         )
         self._same_kind("explicit" if part.explicit is not None else "counted")
         weight = 0.0 if micro.dummy else self._weight(part, of)
-        scaled = weight * self._engine.strategy.averaged * self._engine.loss_scale
+        scaled = weight * self._sender.averaged * self._engine.loss_scale
         self._sender.backward(part.losses, self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses))
         if not micro.dummy and self._sender.grid.speaks:
             self._add(part.losses.detach(), weight)
@@ -179,8 +186,13 @@ class Turn:
         """What a dummy does is seen by nobody: not by running statistics, not by logs."""
         with ExitStack() as blocks:
             for placed in self._engine.parts.models.values():
-                blocks.enter_context(placed.statistics.hidden())
+                # A rank that holds only some of the names runs a micro-batch's passes at other times, and hides them then.
+                if placed.strategy.names(placed.module) is None:
+                    blocks.enter_context(placed.statistics.hidden())
             yield
+
+    def _coming(self, micro: Micro) -> Coming:
+        return Coming(micro.batch, self._key("micro", micro.index), micro.dummy)
 
     def _same_kind(self, kind: str) -> None:
         self._kinds.add(kind)

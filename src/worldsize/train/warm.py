@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from worldsize.train.parts import Placed
+
 
 def read(source: Path, model: str, module: nn.Module, *, strict: bool, trust: bool) -> dict[str, Tensor]:
     """Weights for one model, by its bare names.
@@ -34,11 +36,11 @@ def read(source: Path, model: str, module: nn.Module, *, strict: bool, trust: bo
     return weights.fitting(source, found, module.state_dict().keys())
 
 
-def fill(module: nn.Module, values: Mapping[str, Tensor], *, strict: bool = True) -> list[str]:
-    """Copy weights into a placed model, each rank its own part.
+def fill(placed: Placed, values: Mapping[str, Tensor], *, strict: bool = True) -> list[str]:
+    """Copy weights into a placed model, each rank its own part. Collective.
 
     Args:
-        module: a placed model.
+        placed: a model.
         values: whole tensors by the bare model's names.
         strict: refuse names that only one side has.
 
@@ -48,7 +50,7 @@ def fill(module: nn.Module, values: Mapping[str, Tensor], *, strict: bool = True
     Raises:
         CheckpointError: names or shapes do not fit, with counts and examples.
     """
-    live = module.state_dict()
+    live = placed.strategy.state(placed.module)
     missing, foreign = sorted(live.keys() - values.keys()), sorted(values.keys() - live.keys())
     if strict and (missing or foreign):
         raise CheckpointError(
@@ -59,6 +61,7 @@ def fill(module: nn.Module, values: Mapping[str, Tensor], *, strict: bool = True
     with torch.no_grad():
         for name in live.keys() & values.keys():
             _copy(name, live[name], values[name])
+    placed.strategy.filled(placed.module, live)
     return missing
 
 

@@ -53,7 +53,7 @@ def test_deepspeed_is_told_all_nodes_and_this_ones_devices() -> None:
 
 def test_horovodrun_is_told_every_node() -> None:
     """It reaches them itself."""
-    assert words("horovodrun") == "horovodrun -np 8 -H a:4,b:4 /py -u train.py --lr 1e-3"
+    assert words("horovodrun") == "/py -m horovod.runner.launch -np 8 -H a:4,b:4 /py -u train.py --lr 1e-3"
 
 
 def test_an_unknown_way_is_refused() -> None:

@@ -111,7 +111,7 @@ def prepared(task: Task, environ: Mapping[str, str]) -> tuple[tuple[str, ...], d
     allowed, one = len(os.sched_getaffinity(0)), task.way == TASK_A_RANK
     values |= threads.share({**environ, **values}, allowed, tasks=world.local_size, ranks=1 if one else place.nproc)
     # So that a template finds torchrun and accelerate beside the interpreter, where no environment is activated.
-    values["PATH"] = os.pathsep.join(filter(None, (values.get("PATH"), str(Path(sys.executable).parent))))
+    values["PATH"] = os.pathsep.join((values.get("PATH") or os.defpath, str(Path(sys.executable).parent)))
     if one:
         values |= _contract(world, place)
     return command(task.way, task.work, place), values

@@ -161,7 +161,8 @@ def _deepspeed(work: Work, place: Place) -> tuple[str, ...]:
 
 def _horovodrun(work: Work, place: Place) -> tuple[str, ...]:
     hosts = ",".join(f"{host}:{size}" for host, size in zip(place.hosts, place.sizes, strict=True))
-    return ("horovodrun", "-np", str(place.world), "-H", hosts, work.python, "-u", *work.program)
+    start = (work.python, "-m", "horovod.runner.launch")  # horovodrun of this interpreter, on the PATH or not
+    return (*start, "-np", str(place.world), "-H", hosts, work.python, "-u", *work.program)
 
 
 def _template(work: Work, place: Place) -> tuple[str, ...]:
