@@ -27,7 +27,10 @@ COMMANDS = {
     "drill": ("worldsize.cli.drill", "Stop a live Slurm job, and see whether it saves and comes back."),
     "nodes": ("worldsize.cli.nodes", "Show the Slurm cluster: what is free, what is out, and why."),
     "verify": ("worldsize.cli.verify", "Prove that a program resumes exactly, and trains alike on every layout."),
-    "checkpoint": ("worldsize.cli.checkpoint", "Look at checkpoints, verify and compare them, bring weights in and out."),
+    "checkpoint": (
+        "worldsize.cli.checkpoint",
+        "Look at checkpoints, verify and compare them, bring weights in and out.",
+    ),
 }
 """Name -> the module whose `command` it is, and its line in `worldsize --help`."""
 

@@ -59,7 +59,9 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option("--no-python", is_flag=True, help="Execute SCRIPT as it is."),
     click.option("--strategy", help="How the model lies over the ranks, for a Run or Trainer."),
     click.option("--tp", type=click.IntRange(1), help="Tensor parallel: over how many ranks each layer is split."),
-    click.option("--pp", type=click.IntRange(1), help="Pipeline parallel: over how many ranks the model's stages lie."),
+    click.option(
+        "--pp", type=click.IntRange(1), help="Pipeline parallel: over how many ranks the model's stages lie."
+    ),
     click.option("--schedule", help="Under --pp: gpipe, 1f1b, interleaved1f1b, ... See docs/strategies.md."),
     click.option(
         "--cp", type=click.IntRange(1), help="Context parallel: over how many ranks each sequence is split."
@@ -68,7 +70,9 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         "--replicas", type=click.IntRange(1), help="Under hsdp: copies of the shards; one a host otherwise."
     ),
     click.option("--precision", help="fp64, fp32, bf16 or fp16, for a Run or Trainer."),
-    click.option("--deepspeed-config", metavar="FILE", help="DeepSpeed's JSON, for the strategies deepspeed and zero0-3."),
+    click.option(
+        "--deepspeed-config", metavar="FILE", help="DeepSpeed's JSON, for the strategies deepspeed and zero0-3."
+    ),
     debug,
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What ranks compute on."),
     click.option("--log-dir", type=click.Path(path_type=Path), help="Keep attempts/<n>/rank-<k>.log here."),

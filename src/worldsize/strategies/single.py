@@ -25,7 +25,9 @@ class Single(Strategy):
         super().__init__(setting)
         if self.grid.world > 1:
             raise LayoutError(
-                "strategy 'single' is for one rank", found=f"{self.grid.world} ranks", do="choose ddp or fsdp, or one rank"
+                "strategy 'single' is for one rank",
+                found=f"{self.grid.world} ranks",
+                do="choose ddp or fsdp, or one rank",
             )
 
     def lay(self, build: Callable[[], nn.Module], options: Options) -> nn.Module:
