@@ -1,7 +1,10 @@
+#!/usr/bin/env python
 """One program for every strategy: how the model lies over the ranks is an argument, and nothing else changes.
 
 worldsize run --nproc-per-node 2 train.py -s ddp
-worldsize run --nproc-per-node 2 train.py -s fsdp
+torchrun --standalone --nproc-per-node 2 train.py -s fsdp
+deepspeed --num_gpus 2 train.py -s deepspeed --deepspeed
+horovodrun -np 2 -H localhost:2 train.py -s horovod
 """
 
 from __future__ import annotations
@@ -32,14 +35,17 @@ def net() -> nn.Module:
 def main() -> None:
     """Train under the strategy that is named."""
     parser = argparse.ArgumentParser(description="One training, any strategy.")
-    parser.add_argument("-s", "--strategy", default="ddp", help="ddp or fsdp")
+    parser.add_argument("-s", "--strategy", default="ddp", help="ddp, fsdp, hsdp, deepspeed, zero0 to zero3, horovod")
+    parser.add_argument("--deepspeed", action="store_true", help="what DeepSpeed's users write; -s decides")
+    parser.add_argument("--deepspeed_config", help="DeepSpeed's JSON file")
+    parser.add_argument("--local_rank", help="from DeepSpeed's launcher; the environment says it too")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument(
         "--run_dir", default="runs/strategies", help="the run folder; another strategy goes on with it"
     )
     args = parser.parse_args()
     run = ws.Run(args.run_dir, global_batch=64, micro_batch=8, duration=f"{args.epochs}ep", strategy=args.strategy)
-    model = run.model(net)
+    model = run.model(net, **({"deepspeed": args.deepspeed_config} if args.deepspeed_config else {}))
     run.optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=1e-2), model)
     for step in run.steps(data()):
         for inputs, targets in step.micro_batches:
