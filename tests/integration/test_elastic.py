@@ -58,9 +58,13 @@ class World:
         return self.start(*RUN, *own, *words, **settings)
 
     def agent(self, *words: str, nodes: str = "1:3") -> subprocess.Popen[str]:
-        """`torchrun` on one more machine. Unless told so, torch 2.13 does not tell who joins where rank 0 is."""
+        """`torchrun` on one more machine; the first is that of the endpoint.
+
+        With the agents' store shared, torch 2.13 does not tell a node that joins where rank 0 is: see docs/elastic.md.
+        """
         meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "7")
-        return self.start(*TORCHRUN, "--nnodes", nodes, *meet, "--rdzv-conf", "last_call_timeout=2", *words)
+        conf = f"last_call_timeout=2,is_host={int(not self.commands)}"
+        return self.start(*TORCHRUN, "--nnodes", nodes, *meet, "--rdzv-conf", conf, *words)
 
     @property
     def said(self) -> list[Row]:

@@ -116,6 +116,15 @@ def _join(world: World, device: torch.device, timeout: timedelta, store: Store |
     return comm
 
 
+def _attempt(world: World, environ: Mapping[str, str]) -> str:
+    """What names of this attempt begin with. Each has a store of its own, unless torchrun's agents share theirs.
+
+    An agent that joins has counted no restart yet: the count must not part ranks that need no name to be told apart.
+    """
+    shared = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return f"worldsize/{world.restart if shared else 0}"
+
+
 def _meet(world: World, limit: timedelta, store: Store | None) -> Store:
     """Reach rank 0's store and see every rank there: a missing one is named, not waited for in a collective."""
     began = time.monotonic()
@@ -124,14 +133,15 @@ def _meet(world: World, limit: timedelta, store: Store | None) -> Store:
         store = store or next(rendezvous(f"tcp://{address}", world.rank, world.size, timeout=limit))[0]
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise network.no_answer(world, time.monotonic() - began, str(error).splitlines()[0]) from None
-    start = f"worldsize/{world.restart}/here"
+    attempt = _attempt(world, env.read())
+    start = f"{attempt}/here"
     store.set(f"{start}/{world.rank}", socket.gethostname())
     try:
         store.wait([f"{start}/{rank}" for rank in range(world.size)], limit)
     except dist.DistStoreError:
         missing = [rank for rank in range(world.size) if not store.check([f"{start}/{rank}"])]
         raise network.no_answer(world, time.monotonic() - began, f"ranks {missing} did not come") from None
-    return PrefixStore(f"worldsize/{world.restart}", store)
+    return PrefixStore(attempt, store)
 
 
 def _same_world(comm: Comm, world: World, device: torch.device) -> None:
