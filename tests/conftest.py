@@ -32,6 +32,8 @@ EXCUSED = "gpu"
 
 # Several ranks share a few cores; torch reads this when it is first imported, here and in every started rank.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ranks that wait for their next test should wait: Horovod's own loop turns every millisecond.
+os.environ.setdefault("HOROVOD_CYCLE_TIME", "20")
 hypothesis.settings.register_profile(
     "house",
     deadline=None,
@@ -143,7 +145,8 @@ def slurm_accounted(_slurm_accounted_session: Cluster) -> Iterator[Cluster]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what did not run here, by reason."""
+    """Print the table of pairs of layouts, where they ran; list what did not run here, by reason."""
+    _pairs(terminalreporter)
     tests = defaultdict(list)
     for report in terminalreporter.getreports("skipped"):
         tests[_reason(report)].append(report.nodeid)
@@ -154,6 +157,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{reason} ({len(names)}):")
         for name in sorted(names):
             terminalreporter.write_line(f"    {name}")
+
+
+def _pairs(reporter: pytest.TerminalReporter) -> None:
+    """A line for each layout that read, a column for each that wrote: the largest relative difference of a loss."""
+    reports = [report for kind in ("passed", "failed") for report in reporter.getreports(kind)]
+    found = dict(value for report in reports for name, value in report.user_properties if name == "pairs")
+    if not found:
+        return
+    reporter.section("every layout with what every layout wrote")
+    writers = list(next(iter(found.values())))
+    reporter.write_line(f"| read by, written by | {' | '.join(map(str, range(1, len(writers) + 1)))} |")
+    reporter.write_line(f"|---|{'---|' * len(writers)}")
+    for number, reader in enumerate((each for each in writers if each in found), 1):
+        cells = [f"{found[reader][writer]:.0e}" if found[reader][writer] else "0" for writer in writers]
+        reporter.write_line(f"| {number} {reader} | {' | '.join(cells)} |")
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,8 +1,9 @@
-"""Room: the ranks that tests share: one set of processes for each world size, for as long as the tests run."""
+"""Room: the ranks that tests share: one set of processes for each world size, for as long as they are light."""
 
 from __future__ import annotations
 
 import atexit
+import os
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,13 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+HEAVY = 60
+"""Threads of a rank. FSDP2, DTensor and DeepSpeed keep process groups of worlds that are gone, and gloo's threads never rest."""
+
+
+class Pool(RankPool):
+    """Ranks that the next call finds made anew where the last one left too many threads behind."""
+
+    def run(self, fn: Callable[..., T], *args: Any, timeout: float = 120.0, **named: Any) -> list[T]:
+        """See `run_ranks`."""
+        found = super().run(fn, *args, timeout=timeout, **named)
+        if any(len(os.listdir(f"/proc/{pid}/task")) > HEAVY for pid in self.pids):
+            self.close()
+        return found
 
 
 @cache
 def pool(size: int) -> RankPool:
     """`size` gloo ranks."""
     nursery()  # exits run backwards: the pools end before it
-    made = RankPool(size)
+    made = Pool(size)
     atexit.register(made.close)
     return made
 

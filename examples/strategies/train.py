@@ -10,6 +10,7 @@ horovodrun -np 2 -H localhost:2 train.py -s horovod
 from __future__ import annotations
 
 import argparse
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -27,9 +28,26 @@ def data() -> TensorDataset:
     return TensorDataset(inputs, inputs[:, :4].prod(dim=1, keepdim=True))
 
 
-def net() -> nn.Module:
-    """A multi-layer perceptron."""
-    return nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, 1))
+class Block(nn.Module):
+    """A residual unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same shape."""
+        out: torch.Tensor = x + self.down(self.up(x).relu())
+        return out
+
+
+class Net(nn.Sequential):
+    """A chain, which a pipeline can cut; the plan says how tensor ranks split the layers of each block."""
+
+    tp_plan: ClassVar = {"*.up": "colwise", "*.down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(INPUTS, 32), *(Block() for _ in range(6)), nn.Linear(32, 1))
 
 
 def main() -> None:
@@ -45,7 +63,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     run = ws.Run(args.run_dir, global_batch=64, micro_batch=8, duration=f"{args.epochs}ep", strategy=args.strategy)
-    model = run.model(net, **({"deepspeed": args.deepspeed_config} if args.deepspeed_config else {}))
+    model = run.model(Net, **({"deepspeed": args.deepspeed_config} if args.deepspeed_config else {}))
     run.optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=1e-2), model)
     for step in run.steps(data()):
         for inputs, targets in step.micro_batches:

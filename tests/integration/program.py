@@ -184,6 +184,13 @@ def close(expected: Curve, found: Curve, tolerance: float) -> None:
             _near(f"{name} {key}", tensor, getattr(expected, name)[key], tolerance)
 
 
+def apart(expected: Curve, found: Curve) -> float:
+    """The largest relative difference of a loss."""
+    return max(
+        abs(value - expected.losses[step]) / abs(expected.losses[step]) for step, value in found.losses.items()
+    )
+
+
 def _near(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 

@@ -32,7 +32,8 @@ EVERY = tuple(layout for group in GROUPS.values() for layout in group)
 WIDE = "fsdp+tp2+pp2:8"
 MORE = (
     *(f"{name}:{ranks}" for name in ("ddp", "fsdp", *ZERO, "horovod") for ranks in (1, 3, 4)),
-    "hsdp+replicas1:2", "hsdp+replicas2:2", "tp4:4", "ddp+tp2:4", "ddp+pp2:4", "tp2+pp2:4", "pp4+schedule=1f1b:4", WIDE,
+    "hsdp+replicas1:2", "hsdp+replicas2:2", "tp4:4", "ddp+tp2:4", "ddp+pp2:4", "tp2+pp2:4",
+    *(f"pp{ranks}+schedule={name}:{ranks}" for ranks in (3, 4) for name in SCHEDULES), WIDE,
 )  # fmt: skip
 """What else there is on one to four ranks, and every axis at once on eight."""
 
@@ -43,7 +44,7 @@ class Stack(nn.Sequential):
     tp_plan: Mapping[str, str] = {"*.up": "colwise", "*.down": "rowwise"}
 
     def __init__(self) -> None:
-        blocks = [Block() for _ in range(4)]
+        blocks = [Block() for _ in range(6)]
         super().__init__(nn.Linear(6, 8), *blocks, nn.LayerNorm(8), nn.Linear(8, 3))
 
 
@@ -76,11 +77,10 @@ def resume_all(folders: Mapping[str, Path], layout: str) -> dict[str, Curve]:
 
 def _run(folder: Path, layout: Layout, settings: Mapping[str, Any]) -> ws.Run:
     sizes = {axis: int(size) for axis, size in layout.axes if axis != "schedule"}
-    defaults: dict[str, Any] = {"duration": "2ep", "precision": "fp64", "seed": 3, "device": "cpu"}
+    defaults: dict[str, Any] = {"duration": "2ep", "micro_batch": 4, "precision": "fp64", "seed": 3, "device": "cpu"}
     return ws.Run(
         folder,
         global_batch=48,
-        micro_batch=4,
         strategy=layout.strategy or None,
         saving=ws.Saving(every=None),
         **{**defaults, **sizes, **settings},

@@ -16,6 +16,8 @@ from tests.pools import pool
 from worldsize.checkpoint import manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.integration.program import Curve
 
 CUT = 3
@@ -25,8 +27,11 @@ CUT = 3
 def run(layout: str, folder: Path | None = None, **settings: Any) -> Curve:
     """The training in this layout, in a new folder where none is given."""
     with TemporaryDirectory() as new:
-        where = folder or Path(new)
-        return program.everyone(pool(program.ranks_of(layout)).run(stack.train, where, layout, **settings))
+        return _whole(stack.train, folder or Path(new), layout, **settings)
+
+
+def _whole(train: Callable[..., Curve], folder: Path, layout: str, **settings: Any) -> Curve:
+    return program.everyone(pool(program.ranks_of(layout)).run(train, folder, layout, **settings))
 
 
 @cache
@@ -35,10 +40,8 @@ def single(duration: str = "2ep") -> Curve:
     return run(ONE, duration=duration)
 
 
-def bound(layout: str) -> float:
-    """Relative, over a whole run in float64."""
-    del layout
-    return 1e-10
+BOUND = 1e-10
+"""Relative, over a whole run in float64."""
 
 
 @pytest.mark.parametrize("layout", [*EVERY, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)])
@@ -46,7 +49,14 @@ def test_every_layout_has_one_curve(layout: str) -> None:
     """Losses, gradient norms, rates, weights and the average of two epochs, and every id exactly."""
     found = run(layout)
     assert len(found.losses) == 2 * program.STEPS_PER_EPOCH
-    program.close(single(), found, bound(layout))
+    program.close(single(), found, BOUND)
+
+
+@pytest.mark.parametrize("layout", ["hsdp:2", "zero1:2", "zero3:2", "horovod:2"])
+def test_layouts_of_the_same_micro_batches_drop_out_the_same(layout: str, tmp_path: Path) -> None:
+    """Drop-out, and batch normalisation's running statistics."""
+    curves = [_whole(program.train, tmp_path / str(n), each) for n, each in enumerate((ONE, layout))]
+    program.close(*curves, BOUND)
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +90,23 @@ def test_what_one_layout_wrote_another_goes_on_with(written: Any, tmp_path: Path
     """Inside an epoch: ids, rates, losses and final weights of the undisturbed run."""
     after = run(reader, copied(written(writer), tmp_path))
     assert sorted(after.losses) == list(range(CUT, 2 * program.STEPS_PER_EPOCH))
-    program.close(single(), after, max(bound(writer), bound(reader)))
+    program.close(single(), after, BOUND)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("reader", [ONE, *EVERY, *MORE])
-def test_every_layout_goes_on_with_what_any_wrote(written: Any, tmp_path: Path, reader: str) -> None:
-    """All pairs."""
+def test_every_layout_goes_on_with_what_any_wrote(
+    written: Any, tmp_path: Path, reader: str, record_property: Callable[[str, object], None]
+) -> None:
+    """All pairs. What they are apart stands in a table at the session's end."""
     folders = {writer: copied(written(writer), _made(tmp_path / writer)) for writer in (ONE, *EVERY, *MORE)}
     ranks = pool(program.ranks_of(reader)).run(stack.resume_all, folders, reader, timeout=1400)
-    for writer in folders:
-        after = program.everyone([curves[writer] for curves in ranks])
+    found = {writer: program.everyone([curves[writer] for curves in ranks]) for writer in folders}
+    record_property("pairs", [reader, {writer: program.apart(single(), after) for writer, after in found.items()}])
+    for writer, after in found.items():
         assert sorted(after.losses) == list(range(CUT, 2 * program.STEPS_PER_EPOCH)), writer
-        program.close(single(), after, max(bound(writer), bound(reader)))
+        program.close(single(), after, BOUND)
 
 
 def _made(folder: Path) -> Path:

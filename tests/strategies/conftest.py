@@ -1,4 +1,4 @@
-"""Room: ranks that stay for all tests of strategies, so that torch is imported once."""
+"""Room: the shared ranks by their number, and this process as a world of one."""
 
 from __future__ import annotations
 
@@ -6,39 +6,37 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pools import pool
 from worldsize.runtime import session
-from worldsize.testing.ranks import RankPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from worldsize.testing.ranks import RankPool
+
 
 @pytest.fixture(scope="session")
-def one() -> Iterator[RankPool]:
+def one() -> RankPool:
     """A process of its own."""
-    with RankPool(1) as pool:
-        yield pool
+    return pool(1)
 
 
 @pytest.fixture(scope="session")
-def two() -> Iterator[RankPool]:
+def two() -> RankPool:
     """Two gloo ranks."""
-    with RankPool(2) as pool:
-        yield pool
+    return pool(2)
 
 
 @pytest.fixture(scope="session")
-def three() -> Iterator[RankPool]:
+def three() -> RankPool:
     """Three gloo ranks."""
-    with RankPool(3) as pool:
-        yield pool
+    return pool(3)
 
 
 @pytest.fixture(scope="session")
-def four() -> Iterator[RankPool]:
+def four() -> RankPool:
     """Four gloo ranks."""
-    with RankPool(4) as pool:
-        yield pool
+    return pool(4)
 
 
 @pytest.fixture

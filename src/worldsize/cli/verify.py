@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from worldsize.config import Duration
 from worldsize.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from worldsize.tools.trial import Layout, Program
     from worldsize.tools.verify import Row
 
 
@@ -80,6 +82,24 @@ def parity(script: str, args: tuple[str, ...], **options: str) -> None:
 
 
 @command.command()
+@_shared
+@click.option("--at", type=int, help="Stop the writers after this step. Chosen where not given.")
+@click.option("--writers", help="Only what these layouts write; every one of --layouts where not given.")
+def matrix(script: str, args: tuple[str, ...], at: int | None, writers: str | None, **options: str) -> None:
+    """Stop SCRIPT on every layout and resume it on every layout; print the table of all pairs, in Markdown.
+
+    What follows a `--` is the program's. The first of --layouts also runs straight: it is the measure.
+    """
+    from worldsize.tools import verify
+
+    write = _layouts(writers or options["layouts"])
+    read = _layouts(options["layouts"])
+    tolerance, program = _program(script, args, options)
+    rows = verify.matrix(program, read, at=at, writers=write, tolerance=tolerance)
+    _end(program, options["keep"], _grid(rows, write, read, tolerance))
+
+
+@command.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--steps", default="0:10", show_default=True, help="First and past-the-last step.")
 @click.option(
@@ -105,19 +125,56 @@ def ledger(run: Path, steps: str, delivered: Path | None) -> None:
 def _compare(
     script: str, args: tuple[str, ...], options: dict[str, str], proof: Callable[..., Iterable[Row]]
 ) -> None:
-    from worldsize.tools.trial import Layout, Program
+    tolerance, program = _program(script, args, options)
+    _end(program, options["keep"], _table(proof(program, _layouts(options["layouts"]), tolerance), tolerance))
+
+
+def _program(script: str, args: tuple[str, ...], options: dict[str, str]) -> tuple[float, Program]:
+    from worldsize.tools.trial import Program
 
     precision = options["precision"] or None
     tolerance = float(options["tolerance"] or (1e-10 if precision == "fp64" else 1e-5))
-    layouts = [Layout.parse(text) for text in options["layouts"].split(",")]
     duration = Duration.parse(options["duration"]) if options["duration"] else None
     folder = Path(options["keep"] or tempfile.mkdtemp(prefix="worldsize-verify-")).resolve()
-    program = Program(script, args, folder, precision, duration)
-    differs = _table(proof(program, layouts, tolerance), tolerance)
+    return tolerance, Program(script, args, folder, precision, duration)
+
+
+def _layouts(text: str) -> list[Layout]:
+    from worldsize.tools.trial import Layout
+
+    return [Layout.parse(each) for each in text.split(",")]
+
+
+def _end(program: Program, keep: str, differs: int) -> None:
     # A proof that failed leaves its trials behind: their logs and curves are what one looks at next.
-    if not options["keep"] and not differs:
-        shutil.rmtree(folder)
+    if not keep and not differs:
+        shutil.rmtree(program.folder)
     sys.exit(1 if differs else 0)
+
+
+def _grid(rows: Iterable[Row], write: Sequence[Layout], read: Sequence[Layout], tolerance: float) -> int:
+    """A line for each writer, a column for each reader: the largest relative difference; returns how many differ."""
+    numbers = {str(layout): str(number) for number, layout in enumerate(read, 1)}
+    click.echo(f"| wrote | {' | '.join(numbers.values())} |")
+    click.echo(f"|---|{'---|' * len(read)}")
+    told = iter(rows)
+    wrong, worst = [], 0.0
+    for writer in write:
+        cells = list(islice(told, len(read)))
+        apart = [max(row.largest.values()) for row in cells]
+        worst = max(worst, *apart)
+        wrong += [row for row in cells if row.first is not None]
+        values = [
+            "differs" if row.first else f"{value:.0e}" if value else "0"
+            for row, value in zip(cells, apart, strict=True)
+        ]
+        click.echo(f"| {numbers.get(str(writer), '')} `{writer}` | {' | '.join(values)} |")
+    for row in wrong:
+        click.echo(f"{row.name}: {row.first}")
+    pairs = len(write) * len(read)
+    verdict = f"{len(wrong)} of {pairs} differ" if wrong else f"all {pairs} agree"
+    click.echo(f"\n{verdict}; the largest relative difference is {worst:.1e} (allowed: {tolerance:g})")
+    return len(wrong)
 
 
 def _table(rows: Iterable[Row], tolerance: float) -> int:

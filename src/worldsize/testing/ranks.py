@@ -69,6 +69,11 @@ class RankPool:
         finally:
             port.close()
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes by rank, as far as they are started."""
+        return list(self._crew.pids) if self._crew is not None else []
+
     def close(self) -> None:
         """End the processes. Safe to call twice."""
         for line in self._lines:

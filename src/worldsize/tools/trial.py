@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,13 @@ class Program:
                 f"{self.script} left no run in {where}", do="verify runs programs that train with ws.Run"
             )
         return self.curve(name)
+
+    def copy(self, name: str, new: str) -> None:
+        """What the trial has left so far, as a trial of another name."""
+        shutil.copytree(self.folder / name, self.folder / new)
+        ledger = self.folder / f"{name}.ledger"
+        if ledger.exists():
+            shutil.copytree(ledger, self.folder / f"{new}.ledger")
 
     def curve(self, name: str) -> Curve:
         """What the trial has left so far."""

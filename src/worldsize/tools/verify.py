@@ -1,4 +1,4 @@
-"""Room: two proofs on the user's own program: that it resumes exactly, and that every layout trains the same curve."""
+"""Room: proofs on the user's own program: it resumes exactly, and every layout trains the curve and reads what any wrote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsize.errors import ConfigError
+from worldsize.errors import ConfigError, LaunchError
 from worldsize.runtime.keys import key
 
 if TYPE_CHECKING:
@@ -71,6 +71,39 @@ def resume(
             yield compare(
                 f"stopped after {stop}, resumed on {layout}", straight, program.run(name, layout), tolerance
             )
+
+
+def matrix(
+    program: Program, layouts: Sequence[Layout], *, at: int | None, writers: Sequence[Layout], tolerance: float
+) -> Iterator[Row]:
+    """Stop on each writer, and go on from there on every layout; compare with the first layout's run straight on.
+
+    A pair that does not run is a row that differs, so that none is missing.
+
+    Args:
+        program: see there.
+        layouts: the readers; the first also runs straight on.
+        at: after which step to stop; chosen by a fixed key where None.
+        writers: which layouts write.
+        tolerance: largest relative difference.
+
+    Yields:
+        a row for each pair, the writers' in their order.
+    """
+    straight = program.run("straight", layouts[0])
+    stop = at or chosen(straight.steps, 1)[0]
+    for writer in writers:
+        program.run(writer.folder, writer, stop_after=stop)
+        for reader in layouts:
+            trial = f"{writer.folder}-then-{reader.folder}"
+            program.copy(writer.folder, trial)
+            name = f"{writer} stopped after {stop}, resumed on {reader}"
+            try:
+                yield compare(name, straight, program.run(trial, reader), tolerance)
+            except LaunchError as failed:
+                yield Row(
+                    name, straight.steps, {"loss": math.inf}, Difference(None, "the run", "an end", str(failed))
+                )
 
 
 def parity(program: Program, layouts: Sequence[Layout], *, tolerance: float) -> Iterator[Row]:

@@ -1,0 +1,117 @@
+"""Any two layouts and any step between them: what the first wrote the second goes on with, or refuses with the numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.integration import program, stack
+from tests.pools import pool
+from worldsize.errors import ConfigError, LayoutError
+from worldsize.tools.trial import Layout
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+    from tests.integration.program import Curve
+
+STEPS = 2 * program.STEPS_PER_EPOCH
+WHOLE = ("horovod", *stack.ZERO)
+"""They lie over all ranks, with no other axis."""
+MODULES, WIDTHS = 9, (8, 16)
+"""Of the chain: how many can begin a stage, and what tensor ranks divide."""
+
+
+@st.composite
+def layouts(draw: DrawFn) -> Layout:
+    """On one to four ranks; one in twenty is anything at all, of the others only the batch may be too small."""
+    anything = draw(st.sampled_from([False] * 19 + [True]))
+    tp, pp = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (1, 3), (4, 1), (1, 4), (2, 2)]))
+    shares = draw(st.integers(1, 4 // (tp * pp)))
+    ranks = draw(st.integers(1, 4)) if anything else tp * pp * shares
+    name = draw(st.sampled_from(["ddp", "fsdp", "hsdp", *(WHOLE if tp * pp == 1 or anything else ())]))
+    axes = {axis: str(size) for axis, size in (("tp", tp), ("pp", pp)) if size > 1}
+    if pp > 1:
+        axes["schedule"] = draw(st.sampled_from(stack.SCHEDULES))
+    if name == "hsdp":
+        axes["replicas"] = str(draw(st.integers(1, 4)) if anything else draw(st.sampled_from([1, shares])))
+    return Layout(name, ranks, tuple(axes.items()))
+
+
+TRIPLES: SearchStrategy[tuple[Layout, Layout, int, int]] = st.tuples(
+    layouts(), layouts(), st.integers(1, STEPS - 1), st.sampled_from([2, 4, 5, 8, 12, 16])
+)
+
+
+def fits(layout: Layout, micro: int) -> bool:
+    """Whether the arithmetic allows it: said again here, in a few lines."""
+    axes = dict(layout.axes)
+    tp, pp, replicas = (int(axes.get(axis, 1)) for axis in ("tp", "pp", "replicas"))
+    shares, rest = divmod(layout.ranks, tp * pp)
+    stages = pp * (1 if axes.get("schedule") in {"gpipe", "1f1b"} else 2)
+    return (
+        not rest
+        and shares <= -(-program.GLOBAL // micro)
+        and shares % replicas == 0
+        and all(width % tp == 0 for width in WIDTHS)
+        and stages <= MODULES
+        and (tp * pp == 1 or layout.strategy not in WHOLE)
+    )
+
+
+def attempt(folder: Path, layout: str, micro: int, stop_after: int | None = None) -> Curve | str:
+    """The training as far as it gets on this rank, or why not."""
+    try:
+        return stack.train(folder, layout, micro_batch=micro, stop_after=stop_after)
+    except (LayoutError, ConfigError) as refused:
+        return str(refused)
+
+
+def both(folder: Path, writer: Layout, reader: Layout, step: int, micro: int) -> Curve | str:
+    """What the reader did from the step on, or the first refusal: the same on all ranks."""
+    found: list[Any] = []
+    for layout, stop_after in ((writer, step), (reader, None)):
+        found = pool(layout.ranks).run(attempt, folder, str(layout), micro, stop_after)
+        if isinstance(found[0], str):
+            assert len({type(each) for each in found}) == 1, found
+            return str(found[0])
+    return program.everyone(found)
+
+
+def hold(triple: tuple[Layout, Layout, int, int]) -> bool:
+    """Check one; whether it loaded."""
+    writer, reader, step, micro = triple
+    with TemporaryDirectory() as folder:
+        after = both(Path(folder), writer, reader, step, micro)
+        possible = fits(writer, micro) and fits(reader, micro)
+        if isinstance(after, str):
+            assert not possible, after
+            assert re.search(r"\d", after), after
+            return False
+        assert possible
+        assert sorted(after.losses) == list(range(step, STEPS))
+        (single,) = pool(1).run(stack.train, Path(folder) / "single", stack.ONE)
+        program.close(single, after, 1e-10)
+    return True
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.matrix)])
+def test_any_pair_that_divides_loads_and_is_equal(count: int) -> None:
+    """Nine in ten do; the rest is refused with the numbers."""
+    loaded: list[bool] = []
+
+    @settings(max_examples=count, phases=(Phase.generate,))
+    @given(TRIPLES)
+    def each(triple: tuple[Layout, Layout, int, int]) -> None:
+        loaded.append(hold(triple))
+
+    each()
+    assert len(loaded) >= count
+    assert sum(loaded) >= 0.9 * count or count < 100
