@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import os
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsize.runtime import session
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HEAVY = 60
-"""Threads of a rank. FSDP2, DTensor and DeepSpeed keep process groups of worlds that are gone, and gloo's threads never rest."""
+"""Threads of a rank: torch and DeepSpeed keep process groups of worlds that are gone, and gloo's threads never rest."""
 
 
 class Pool(RankPool):
@@ -25,7 +25,7 @@ class Pool(RankPool):
     def run(self, fn: Callable[..., T], *args: Any, timeout: float = 120.0, **named: Any) -> list[T]:
         """See `run_ranks`."""
         found = super().run(fn, *args, timeout=timeout, **named)
-        if any(len(os.listdir(f"/proc/{pid}/task")) > HEAVY for pid in self.pids):
+        if any(len(list(Path(f"/proc/{pid}/task").iterdir())) > HEAVY for pid in self.pids):
             self.close()
         return found
 
