@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration import program, stack
-from tests.integration.stack import EVERY, MORE, ONE
+from tests.integration.stack import EVERY, MORE, ONE, WIDE
 from tests.pools import pool
 from worldsize.checkpoint import manifest
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.integration.program import Curve
 
+ALL = (ONE, *EVERY, WIDE)
+"""Of these all pairs are tried; other world sizes are among the triples of test_any_layouts."""
 CUT = 3
 """After which of five steps of an epoch a run is stopped."""
 
@@ -95,12 +97,12 @@ def test_what_one_layout_wrote_another_goes_on_with(written: Any, tmp_path: Path
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("reader", [ONE, *EVERY, *MORE])
+@pytest.mark.parametrize("reader", ALL)
 def test_every_layout_goes_on_with_what_any_wrote(
     written: Any, tmp_path: Path, reader: str, record_property: Callable[[str, object], None]
 ) -> None:
     """All pairs. What they are apart stands in a table at the session's end."""
-    folders = {writer: copied(written(writer), _made(tmp_path / writer)) for writer in (ONE, *EVERY, *MORE)}
+    folders = {writer: copied(written(writer), _made(tmp_path / writer)) for writer in ALL}
     ranks = pool(program.ranks_of(reader)).run(stack.resume_all, folders, reader, timeout=1400)
     found = {writer: program.everyone([curves[writer] for curves in ranks]) for writer in folders}
     record_property("pairs", [reader, {writer: program.apart(single(), after) for writer, after in found.items()}])
