@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "worldsize"
-MAX_FILE, MAX_LOOP = 600, 200
+MAX_FILE, MAX_STRATEGY = 250
+MAX_LOOP = 600, 200
 SHORT, SHORT_SHARE = 20, 0.85
 LONG, LONG_SHARE = 60, 0.01
 MAX_COMMENTS_PER_100 = 8
@@ -140,6 +141,19 @@ def test_no_file_is_too_long() -> None:
 def test_training_loop_is_small() -> None:
     """The training loop has under 200 lines."""
     assert (PACKAGE / "train" / "loop.py").read_text(encoding="utf-8").count("\n") < MAX_LOOP
+
+
+def test_strategies_are_small() -> None:
+    """Each of their classes has under 250 lines."""
+    nodes = [
+        (source, node) for source in package() if "strategies" in source.path.parts for node in ast.walk(source.tree)
+    ]
+    sizes = {
+        source.where(node): (node.end_lineno or 0) - node.lineno
+        for source, node in nodes
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {place: size for place, size in sizes.items() if size >= MAX_STRATEGY} == {}
 
 
 def test_most_functions_are_short() -> None:

@@ -64,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     run = ws.Run(args.run_dir, global_batch=64, micro_batch=8, duration=f"{args.epochs}ep", strategy=args.strategy)
     model = run.model(Net, **({"deepspeed": args.deepspeed_config} if args.deepspeed_config else {}))
-    run.optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=1e-2), model)
+    run.optimizer(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3), model)
     for step in run.steps(data()):
         for inputs, targets in step.micro_batches:
             step.backward(mse_loss(model(inputs), targets, reduction="none"))

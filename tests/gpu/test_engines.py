@@ -82,7 +82,7 @@ def here(layout: str) -> Any:
 
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("layout", map(here, TWO))
+@pytest.mark.parametrize("layout", [here(each) for each in TWO])
 def test_two_gpus_train_as_one(layout: str, precision: str) -> None:
     """Ten steps, with a ragged one."""
     close(layout if precision == "fp32" else f"{layout},{precision}", 2, precision)

@@ -60,6 +60,49 @@ class Dropping(Written):
     drop = 0.3
 
 
+class Square(torch.autograd.Function):
+    """A node of the graph that is written in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad * weight * weight, (2 * grad * x * weight).sum(0)
+
+
+class Squares(nn.Module):
+    """Its weight's gradient comes out of such a node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        return Square.apply(x, self.weight)  # type: ignore[no-untyped-call]
+
+
+class Custom(nn.Sequential):
+    """A chain of such modules among others."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, WIDTH), Squares(), Unit(), Squares(), Unit(), nn.Linear(WIDTH, 3), Three())
+
+
+class Three(nn.Module):
+    """Squares at the very end of a stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Any:
+        return Square.apply(x, self.weight)  # type: ignore[no-untyped-call]
+
+
 class Begin(nn.Module):
     """Gives two tensors on, one of them whole numbers."""
 

@@ -39,6 +39,13 @@ def test_a_class_that_is_a_chain_keeps_its_curve(schedule: str) -> None:
     _same(task, ran(task, 2), _alone("written"))
 
 
+@pytest.mark.parametrize("schedule", ["interleavedzerobubble", "zbvzerobubble"])
+def test_a_backward_pass_in_halves_goes_through_functions_of_ones_own(schedule: str) -> None:
+    """Nodes written in Python live as long as their second half needs them."""
+    task = Task(chains.Custom)
+    _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), ran(task, 1)[0])
+
+
 @pytest.mark.parametrize("layout", [{"strategy": "ddp"}, {"strategy": "fsdp"}])
 def test_stages_are_laid_over_ranks_by_another_strategy(layout: dict[str, str]) -> None:
     """Two stages of two ranks each; in the last step of an epoch one of them has nothing to do (B069)."""

@@ -25,6 +25,7 @@ from worldsize.strategies.deepspeed import config
 from worldsize.strategies.deepspeed.fragments import Fragments, Grouped, Shards, Single
 from worldsize.strategies.deepspeed.optimizer import PartitionedOptimizer
 from worldsize.strategies.norm import gradients, limit_, norm
+from worldsize.strategies.outputs import mapped
 from worldsize.strategies.ranked import Ranked
 from worldsize.strategies.routing import route
 from worldsize.strategies.transform import compile_in_place, recompute
@@ -254,6 +255,8 @@ class _Entry:
         self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._seen: set[str] = set()
         self._training = True
+        self._low = False
+        """Whether parameters themselves are in the lower precision. Then all of the model is, as DeepSpeed has it."""
         self._setting = setting
         for name, value in self._trained.items():
             value.register_post_accumulate_grad_hook(partial(self._arrive, name))
@@ -269,6 +272,7 @@ class _Entry:
         """Make the engine. Collective."""
         self.engine = _initialize(library, self.model, optimizer, settled, self._setting)
         inner = self.engine.optimizer
+        self._low = bool(settled.values.get("bf16", {}).get("enabled"))
         if settled.stage:
             frozen = [value for value in self.own if not value.requires_grad]
             self.fragments = Grouped(inner) if settled.stage < 3 else Single(inner, frozen)  # noqa: PLR2004
@@ -282,7 +286,9 @@ class _Entry:
         if self.engine is None:
             return self._kind.__call__(self.model, *args, **kwargs) if name == "forward" else inner(*args, **kwargs)
         low = self._setting.precision.autocast
-        if low is not None:
+        if low is not None and self._low:
+            args, kwargs = mapped(partial(_as, low), (args, kwargs))
+        elif low is not None:
             # DeepSpeed switches off an autocast that it was not told of.
             inner = torch.autocast(self._setting.session.device.type, low)(inner)
         vars(self.model)["forward"] = inner
@@ -359,6 +365,10 @@ class _Entry:
     def _arrive(self, name: str, value: Tensor) -> None:
         del value
         self._seen.add(name)
+
+
+def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def _refuse_whole(optimizer: Optimizer, settled: config.Settled) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -20,7 +21,7 @@ from worldsize.strategies.pipeline.order import BACKWARD, FORWARD, INPUTS, RECEI
 from worldsize.strategies.pipeline.shapes import signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -216,7 +217,9 @@ class Passage:
             roots, grads = self._roots(stage, micro)
             if stage == line.last:
                 roots, grads = [(roots[0] * grads[0]).sum()], [torch.ones_like(grads[0].sum())]
-            _, self._halves[stage, micro] = stage_backward_input(roots, grads, inputs, iter(self._trained(stage)))
+            graph = [root.view_as(root).grad_fn for root in roots]
+            _, half = stage_backward_input(roots, grads, inputs, iter(self._trained(stage)))
+            self._halves[stage, micro] = half, graph if _written_in_python(half) else None
             self._give_back(stage, micro)
 
     def _backward_weights(self, action: Action) -> None:
@@ -224,7 +227,7 @@ class Passage:
         line = self._line
         if not line.halves:
             return
-        half = self._halves.pop((stage, micro), None)
+        half, _graph = self._halves.pop((stage, micro), (None, None))
         if half is None:
             self._backward(action)
             return
@@ -303,3 +306,8 @@ def _unseen(stage: nn.Module) -> Iterator[None]:
     finally:
         for module, buffers in kept:
             module._buffers.update(buffers)  # noqa: SLF001
+
+
+def _written_in_python(half: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the second half begins at an autograd.Function: torch 2.11 frees those with the first half's graph."""
+    return any(isinstance(node, BackwardCFunction) for group in half for node in group["intermediates"])
