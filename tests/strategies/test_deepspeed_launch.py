@@ -1,0 +1,101 @@
+"""Every way of starting DeepSpeed's ranks is the same training, by real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, call
+from worldsize.track.jsonl import latest, read
+
+if TYPE_CHECKING:
+    from worldsize.testing.slurm import Cluster
+
+WORDS = ("-s", "deepspeed", "--epochs", "2")
+LAUNCHER = str(Path(sys.executable).parent / "deepspeed")
+WAYS = {
+    "deepspeed": (LAUNCHER, "--num_gpus", "2", "train.py", *WORDS, "--deepspeed", "--deepspeed_config", "ds.json"),
+    "torchrun": (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "train.py", *WORDS),
+    "worldsize run": (
+        *RUN,
+        "-n",
+        "2",
+        "--strategy",
+        "deepspeed",
+        "--deepspeed-config",
+        "ds.json",
+        "train.py",
+        *WORDS,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program and a JSON of DeepSpeed's."""
+    found = tmp_path_factory.mktemp("program")
+    shutil.copy(ROOT / "examples" / "strategies" / "train.py", found)
+    _write(found, {"zero_optimization": {"stage": 2}, "train_batch_size": "auto"})
+    return found
+
+
+def _write(folder: Path, values: dict[str, object]) -> None:
+    (folder / "ds.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Of every step."""
+    found: dict[int, float] = latest(read(run / "metrics.jsonl"), "loss")
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[int, float]:
+    """What one process gives without DeepSpeed."""
+    ended = call(*PYTHON, "train.py", "-s", "single", *WORDS[2:], "--run_dir", "runs/single", cwd=folder)
+    assert ended.code == 0, ended.text
+    return losses(folder / "runs" / "single")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_launcher_starts_the_same_training(way: str, folder: Path, expected: dict[int, float]) -> None:
+    """DeepSpeed's own, and those that know nothing of it."""
+    run = folder / "runs" / way.replace(" ", "-")
+    ended = call(*WAYS[way], "--run_dir", run, cwd=folder)
+    assert ended.code == 0, ended.text
+    assert "strategy deepspeed, 2 ranks" in ended.text
+    assert losses(run) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_json_that_contradicts_the_run_ends_it_with_both_numbers(tmp_path: Path) -> None:
+    """Given by the launcher's option; before any step (B083)."""
+    shutil.copy(ROOT / "examples" / "strategies" / "train.py", tmp_path)
+    _write(tmp_path, {"train_batch_size": 63})
+    ended = call(*WAYS["worldsize run"], "--run_dir", "runs/it", cwd=tmp_path)
+    assert ended.code == 2, ended.text
+    assert "train_batch_size" in ended.lines[-1]
+    assert "63" in ended.lines[-1]
+    assert "64" in ended.lines[-1]
+    assert "Traceback" not in ended.text
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("way", ["pdsh", "srun"])
+def test_two_nodes(slurm: Cluster, folder: Path, expected: dict[int, float], way: str) -> None:
+    """DeepSpeed's launcher by its hostfile and pdsh, and Slurm's alone, which needs neither (B086)."""
+    run = folder / "runs" / way
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=1\n", encoding="utf-8")
+    address = next(node.address for node in slurm.site.nodes if node.name == "node1")
+    words = {
+        "pdsh": ("-N1", "-wnode1", LAUNCHER, "--hostfile", "hosts", "--master_addr", address, "train.py"),
+        "srun": ("-N2", "-n2", *PYTHON, "-u", "train.py"),
+    }[way]
+    ended = call("srun", *words, *WORDS, "--run_dir", run, cwd=folder, env={**slurm.env, "HOME": str(folder)})
+    assert ended.code == 0, ended.text
+    assert "strategy deepspeed, 2 ranks" in ended.text
+    assert losses(run) == pytest.approx(expected, rel=1e-5)
