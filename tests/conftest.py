@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 from collections import defaultdict
 from functools import cache
@@ -112,6 +113,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for mark in item.iter_markers(name):
             if reason := missing(mark):
                 pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heard() -> Iterator[None]:
+    """The suite may have been started by nohup or in a shell's background: what tests start would ignore these too."""
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture(scope="session")

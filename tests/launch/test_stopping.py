@@ -10,7 +10,6 @@ import pytest
 from tests.launch.commands import finish, lines, run, script, start, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SAVES = """
@@ -28,16 +27,6 @@ WAITS = """
 open(sys.argv[1] + "/up" + os.environ["RANK"], "w").close()
 time.sleep(600)
 """
-
-
-@pytest.fixture(autouse=True)
-def _heard() -> Iterator[None]:
-    """The suite may have been started by nohup or in a shell's background: what tests start would ignore these too."""
-    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGHUP, hang_up)
-    signal.signal(signal.SIGINT, interrupt)
 
 
 def up(folder: Path, ranks: int = 2) -> None:
