@@ -57,13 +57,17 @@ class FSDP(Ranked):
         Order: recomputation first (a unit is gathered again for it), then shards from the inside out, then
         compilation, so that gathering stays outside of the compiled regions.
         """
+        if options.compile and self.parts is not None:
+            raise ConfigError(
+                "compile= with cp", found=f"compile={options.compile!r}", do="leave compile out, or use no cp"
+            )
         home = torch.device("cpu") if options.offload else self.device
         model, fill = building.begin(build, options, self.setting.precision, home)
         _refuse_scalars(model)
         if options.init == "here":
             self.refuse_differences(model)
         extra = methods(type(model))
-        recompute(model, options)
+        recompute(model, options, self.parts)
         units = self._shard(model, self.split(model, fill, options), options)
         compile_in_place(model, options)
         self._entries[model] = entry = _Entry(model, extra, units=units, allow=options.unused_parameters == "allow")
@@ -93,7 +97,7 @@ class FSDP(Ranked):
 
     def _shard(self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options) -> int:
         """Fill and shard from the inside out. Returns in how many units with parameters the model lies."""
-        common: dict[str, Any] = {"mesh": self.data, "offload_policy": self._offload(options)}
+        common: dict[str, Any] = {"mesh": self.shards, "offload_policy": self._offload(options)}
         units = _whole_ties(model, chosen(model, options.wrap))
         if self.setting.precision.autocast is not None:
             # Batch normalisation keeps its statistics in float32 and wants its weights in the same.

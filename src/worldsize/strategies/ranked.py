@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from worldsize.strategies.base import Coming, Options
+    from worldsize.strategies.context import Parts
     from worldsize.strategies.routing import Entry
     from worldsize.strategies.splitting import Split
 
@@ -59,6 +60,26 @@ class Ranked(Strategy):
         found: DeviceMesh = self.mesh if axes == names else self.mesh[axes]
         return found
 
+    @cached_property
+    def shards(self) -> DeviceMesh:
+        """Over what a model is sharded and its gradients are summed: the shares of the batch, and the parts of sequences."""
+        if self.grid.size("cp") == 1:
+            return self.data
+        inner: DeviceMesh = self.mesh["dp_shard", "cp"]._flatten("dp_shard_cp")  # noqa: SLF001
+        if self.grid.size("dp_replicate") == 1:
+            return inner
+        both: DeviceMesh = self.mesh["dp_replicate", "dp_shard_cp"]
+        return both
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """The ranks that have other parts of the same sequences; None where sequences are whole."""
+        if self.grid.size("cp") == 1:
+            return None
+        from worldsize.strategies.context import Parts
+
+        return Parts(self.mesh["cp"])
+
     def split(
         self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options
     ) -> Callable[[nn.Module], None]:
@@ -71,7 +92,11 @@ class Ranked(Strategy):
         return made.fill
 
     def guarded(self, model: nn.Module, entry: Entry) -> Entry:
-        """A way into the model that is watched, in the first step, for what tensor ranks would do wrongly."""
+        """A way into the model that parts of sequences take, or that is watched for what tensor ranks would do wrongly."""
+        if self.parts is not None:
+            from worldsize.strategies.context import Parted
+
+            return Parted(model, entry, self.parts)
         return self._splits[model].guarded(entry) if model in self._splits else entry
 
     def open(self, model: nn.Module, batches: Sequence[Coming]) -> None:
@@ -88,7 +113,7 @@ class Ranked(Strategy):
     @property
     def averaged(self) -> int:
         """Both of torch's wrappers divide by the number of ranks."""
-        return self.ranks
+        return self.ranks * self.grid.size("cp")
 
     def start_sum_(self, tensor: Tensor) -> Callable[[], Any]:
         """An all-reduce on the device's own backend, over the world: what does not count is zero there."""

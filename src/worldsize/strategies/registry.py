@@ -52,14 +52,20 @@ def make(name: str, setting: Setting) -> Strategy:
         ConfigError: sizes are asked for that it does not have.
     """
     sizes = setting.sizes
-    if sizes.cp > 1:
-        raise ConfigError("no strategy splits sequences over ranks (cp)", found=f"cp={sizes.cp}", do="leave cp at 1")
+    if sizes.cp > 1 and sizes.tp * sizes.pp > 1:
+        raise ConfigError(
+            "sequences are split with neither tensor nor pipeline parallel",
+            found=f"cp={sizes.cp}, tp={sizes.tp}, pp={sizes.pp}",
+            do="choose one of them, with fsdp",
+        )  # fmt: skip
     if sizes.replicas is not None and name != "hsdp":
         raise ConfigError(
             f"strategy {name!r} has no replicas of shards", found=f"replicas={sizes.replicas}", do="use hsdp"
         )
     if sizes.pp > 1:
         return _staged(name, setting)
+    if sizes.cp > 1:
+        return _with_tensors("ddp" if name == "single" else name, setting)
     if sizes.tp == 1:
         return find(name)(setting)
     return _with_tensors(name, setting)
@@ -88,8 +94,8 @@ def _with_tensors(name: str, setting: Setting) -> Strategy:
         find(name)
         raise ConfigError(
             f"strategy {name!r} lays out whole tensors only: it would exchange parts of gradients as if they were whole",
-            found=f"tp={setting.sizes.tp}",
-            do=f"use tp with {', '.join(_WITH_TENSORS)}",
+            found=f"tp={setting.sizes.tp}, cp={setting.sizes.cp}",
+            do=f"use tp and cp with {', '.join(_WITH_TENSORS)}",
         )
     module, _, attribute = _WITH_TENSORS[name].partition(":")
     made: Strategy = getattr(import_module(module), attribute)(setting)

@@ -48,12 +48,18 @@ def chosen(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> lis
     return [module for module in model.modules() if isinstance(module, classes) and module is not model][::-1]
 
 
-def recompute(model: nn.Module, options: Options) -> None:
-    """Activation checkpointing as the options say. Random numbers are drawn again as in the first pass."""
+def recompute(model: nn.Module, options: Options, around: AbstractContextManager[Any] | None = None) -> None:
+    """Activation checkpointing as the options say. Random numbers are drawn again as in the first pass.
+
+    Args:
+        model: the user's.
+        options: of the run.
+        around: what stands around calls of the model, and must around the second pass.
+    """
     wanted = options.activation_checkpointing
     if wanted:
         for module in chosen(model, wanted if isinstance(wanted, tuple) else None):
-            checkpoint(module, context_fn=functools.partial(_contexts, module))
+            checkpoint(module, context_fn=functools.partial(_contexts, module, around or nullcontext()))
 
 
 def compile_in_place(model: nn.Module, options: Options) -> None:
@@ -75,8 +81,16 @@ def _arguments(wanted: bool | str | Mapping[str, Any]) -> dict[str, Any]:
     return {"mode": wanted} if isinstance(wanted, str) else {}
 
 
-def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_kept(module)
+def _contexts(
+    module: nn.Module, around: AbstractContextManager[Any]
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _second_pass(module, around)
+
+
+@contextmanager
+def _second_pass(module: nn.Module, around: AbstractContextManager[Any]) -> Iterator[None]:
+    with around, _statistics_kept(module):
+        yield
 
 
 @contextmanager
