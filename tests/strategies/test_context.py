@@ -111,6 +111,16 @@ def test_four_ranks(layout: dict[str, Any], tmp_path: Path, four: RankPool, alon
     _check(four, tmp_path, "drop-out", alone["drop-out"], cp=2, **layout)
 
 
+@pytest.mark.parametrize("layout", [{}, pytest.param({"strategy": "fsdp"}, marks=pytest.mark.matrix)])
+def test_parts_of_sequences_and_of_tensors(
+    layout: dict[str, Any], tmp_path: Path, four: RankPool, alone: dict[str, Any]
+) -> None:
+    """Drop-out is cut both ways."""
+    options = {"tp_plan": {**decoder.PLAN, "layers.*.inner": "colwise"}}
+    for found in four.run(decoder.train, tmp_path, Dropping, options=options, timeout=280, cp=2, tp=2, **layout):
+        decoder.same(found, alone["drop-out"])
+
+
 def test_three_parts(tmp_path: Path, three: RankPool, alone: dict[str, Any]) -> None:
     """No power of two."""
     _check(three, tmp_path, "plain", alone["plain"], cp=3)
@@ -142,14 +152,14 @@ def _refused(folder: Path, kind: type[Decoder], layout: dict[str, Any]) -> str:
         (Normed, {}, "Found: batch, cp=2"),
         (Decoder, {"strategy": "zero1"}, "cp=2"),
         (Decoder, {"strategy": "horovod"}, "cp=2"),
-        (Decoder, {"tp": 2}, "cp=2, tp=2"),
+        (Decoder, {"pp": 2}, "cp=2, tp=1, pp=2"),
     ],
 )
 def test_what_would_be_another_curve_is_refused(
     kind: type[Decoder], layout: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     """Before the first step, with what it was."""
-    for line in pool(4 if "tp" in layout else 2).run(_refused, tmp_path, kind, {"cp": 2, **layout}):
+    for line in pool(4 if "pp" in layout else 2).run(_refused, tmp_path, kind, {"cp": 2, **layout}):
         assert said in line
 
 

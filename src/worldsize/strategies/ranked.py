@@ -93,11 +93,12 @@ class Ranked(Strategy):
 
     def guarded(self, model: nn.Module, entry: Entry) -> Entry:
         """A way into the model that parts of sequences take, or that is watched for what tensor ranks would do wrongly."""
-        if self.parts is not None:
-            from worldsize.strategies.context import Parted
+        watched = self._splits[model].guarded(entry) if model in self._splits else entry
+        if self.parts is None:
+            return watched
+        from worldsize.strategies.context import Parted
 
-            return Parted(model, entry, self.parts)
-        return self._splits[model].guarded(entry) if model in self._splits else entry
+        return Parted(model, watched, self.parts)
 
     def open(self, model: nn.Module, batches: Sequence[Coming]) -> None:
         """Tells the tensor ranks, where there are any."""

@@ -52,9 +52,9 @@ def make(name: str, setting: Setting) -> Strategy:
         ConfigError: sizes are asked for that it does not have.
     """
     sizes = setting.sizes
-    if sizes.cp > 1 and sizes.tp * sizes.pp > 1:
+    if sizes.cp > 1 and sizes.pp > 1:
         raise ConfigError(
-            "sequences are split with neither tensor nor pipeline parallel",
+            "sequences are not split in a pipeline",
             found=f"cp={sizes.cp}, tp={sizes.tp}, pp={sizes.pp}",
             do="choose one of them, with fsdp",
         )  # fmt: skip
