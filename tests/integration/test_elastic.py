@@ -202,6 +202,7 @@ def test_a_node_is_lost_and_comes_back(world: World, undisturbed: World) -> None
     as_if_nothing_had_happened(undisturbed, world)
 
 
+@pytest.mark.matrix
 def test_node_0_is_lost_and_comes_back(world: World, undisturbed: World) -> None:
     """Another takes its place; when it is started again at the old endpoint, it is led to the new one."""
     first, *others = (world.node("-n", "1", "--node-rank", str(node), call="3s") for node in range(3))
@@ -219,6 +220,7 @@ def test_node_0_is_lost_and_comes_back(world: World, undisturbed: World) -> None
     as_if_nothing_had_happened(undisturbed, world)
 
 
+@pytest.mark.matrix
 def test_more_ranks_than_micro_batches_wait(world: World, undisturbed: World) -> None:
     """A fifth rank for four micro-batches: it is refused with the numbers, waits, and comes in when another is lost."""
     first, second = (world.node("-n", "2", "--node-rank", str(node)) for node in range(2))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -21,7 +22,7 @@ from worldsize.strategies.base import brief
 from worldsize.strategies.outputs import mapped, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -104,10 +105,12 @@ class Parts(TorchFunctionMode):
         if not is_causal:
             return functional.scaled_dot_product_attention(query, keys, values, **more)
         seen = (self.index + 1) * self.length
-        at = torch.arange(seen - self.length, seen, device=query.device)
-        mask = torch.arange(seen, device=query.device) <= at.unsqueeze(1)
         return functional.scaled_dot_product_attention(
-            query, keys.narrow(-2, 0, seen), values.narrow(-2, 0, seen), mask, **more
+            query,
+            keys.narrow(-2, 0, seen),
+            values.narrow(-2, 0, seen),
+            _after(self.length, seen, query, more),
+            **more,
         )
 
     def _drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -125,6 +128,15 @@ class Parts(TorchFunctionMode):
     @staticmethod
     def _draws(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return bool(kwargs.get("training", True)) and (len(args) < 3 or bool(args[2]))  # noqa: PLR2004
+
+
+def _after(part: int, seen: int, query: Tensor, more: Mapping[str, Any]) -> Tensor:
+    """The mask of the last positions of so many, each of which sees those before it."""
+    if query.is_cuda and not more.get("enable_gqa"):
+        last: Tensor = causal_lower_right(part, seen)  # kernels know it: nothing as large as part x seen is made
+        return last
+    places = torch.arange(seen, device=query.device)
+    return places <= places[-part:].unsqueeze(1)
 
 
 class _Join(torch.autograd.Function):
