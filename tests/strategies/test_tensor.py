@@ -150,7 +150,6 @@ def _told() -> dict[str, str]:
         found[name] = attempt(lambda kind=kind, plan=plan: _gradients(strategy, placed(strategy, kind, tp_plan=plan)))  # type: ignore[misc]
     found["compile"] = attempt(lambda: placed(strategy, Decoder, tp_plan=PLAN, compile={"backend": "aot_eager"}))
     found["horovod"] = attempt(lambda: opened("horovod", tp=2))
-    found["cp"] = attempt(lambda: opened("ddp", cp=2))
     return found
 
 
@@ -163,9 +162,8 @@ def test_what_would_not_be_one_ranks_curve_is_refused(two: RankPool) -> None:
     assert "scaled_dot_product_attention on (2, 2, 6, 4)" in found["attention"]
     assert "embed and head" in found["tied"]
     assert "attention over heads of 2, of 4 in one rank's model" in found["heads"]
-    assert "tp=2. Do: use tp with single, ddp, fsdp, hsdp" in found["horovod"]
+    assert "tp=2, cp=1. Do: use tp and cp with single, ddp, fsdp, hsdp" in found["horovod"]
     assert "tp=2. Do: leave compile out" in found["compile"]
-    assert "cp=2" in found["cp"]
 
 
 def test_one_share_is_not_two(four: RankPool) -> None:
