@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsize.track.jsonl import latest, read
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
@@ -78,3 +80,16 @@ def load(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Of every step."""
+    found: dict[int, float] = latest(read(run / "metrics.jsonl"), "loss")
+    return found
+
+
+def alone(folder: Path, *words: str) -> dict[int, float]:
+    """The losses of the program of strategies in one process, without any engine."""
+    ended = call(*PYTHON, "train.py", "-s", "single", *words, "--run_dir", "runs/single", cwd=folder)
+    assert ended.code == 0, ended.text
+    return losses(folder / "runs" / "single")

@@ -122,9 +122,16 @@ def make_run(folder: Path, layout: str, **settings: Any) -> ws.Run:
     )
 
 
-def work(run: ws.Run, curve: Curve, stop_after: int | None = None, period: int | None = None) -> None:
+def work(
+    run: ws.Run,
+    curve: Curve,
+    stop_after: int | None = None,
+    period: int | None = None,
+    kind: type[nn.Module] = Net,
+    **how: Any,
+) -> None:
     """Parts, loop and comparison of one run; the rate falls over the whole run, or swings with a period."""
-    model = run.model(Net)
+    model = run.model(kind, **how)
     optimizer = run.optimizer(adamw, model, clip=0.5)
     run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, period or run.total_steps))
     average = run.average(model, 0.9)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import worldsize as ws
-from tests.integration.program import Curve, adamw, may_stop, samples, stop_softly
+from tests.integration.program import Curve, may_stop, work
 from worldsize.tools.trial import Layout
 
 if TYPE_CHECKING:
@@ -64,9 +64,12 @@ class Block(nn.Module):
 def train(folder: Path, layout: str, **settings: Any) -> Curve:
     """The training on this rank, as far as it gets. Takes the settings of `Run`, and `stop_after`."""
     stop_after = settings.pop("stop_after", None)
-    curve = Curve()
+    curve, laid = Curve(), Layout.parse(layout)
+    how: dict[str, Any] = {axis: name for axis, name in laid.axes if axis == "schedule"}
+    run = _run(folder, laid, settings)
     with may_stop():
-        _work(_run(folder, Layout.parse(layout), settings), dict(Layout.parse(layout).axes), curve, stop_after)
+        work(run, curve, stop_after, kind=Stack, **how)
+        run.close()
     return curve
 
 
@@ -85,25 +88,3 @@ def _run(folder: Path, layout: Layout, settings: Mapping[str, Any]) -> ws.Run:
         saving=ws.Saving(every=None),
         **{**defaults, **sizes, **settings},
     )
-
-
-def _work(run: ws.Run, axes: Mapping[str, str], curve: Curve, stop_after: int | None) -> None:
-    how = {"schedule": axes["schedule"]} if "schedule" in axes else {}
-    model = run.model(Stack, **how)
-    optimizer = run.optimizer(adamw, model, clip=0.5)
-    run.schedule(optimizer, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, run.total_steps))
-    average = run.average(model, 0.9)
-    for step in run.steps(samples()):
-        curve.rates[step.index] = optimizer.param_groups[0]["lr"]
-        for x, y in step.micro_batches:
-            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
-        norm = step.update()
-        assert norm is not None
-        curve.losses[step.index], curve.norms[step.index] = float(step.loss), float(norm)
-        curve.ids[step.index] = step.ids
-        if stop_after is not None and step.index + 1 == stop_after:
-            stop_softly()
-    curve.weights = run.whole(model)
-    with average.applied():
-        curve.average = run.whole(model)
-    run.close()

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, call
-from worldsize.track.jsonl import latest, read
+from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, alone, call, losses
 
 if TYPE_CHECKING:
     from worldsize.testing.slurm import Cluster
@@ -48,18 +47,10 @@ def _write(folder: Path, values: dict[str, object]) -> None:
     (folder / "ds.json").write_text(json.dumps(values), encoding="utf-8")
 
 
-def losses(run: Path) -> dict[int, float]:
-    """Of every step."""
-    found: dict[int, float] = latest(read(run / "metrics.jsonl"), "loss")
-    return found
-
-
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[int, float]:
     """What one process gives without DeepSpeed."""
-    ended = call(*PYTHON, "train.py", "-s", "single", *WORDS[2:], "--run_dir", "runs/single", cwd=folder)
-    assert ended.code == 0, ended.text
-    return losses(folder / "runs" / "single")
+    return alone(folder, *WORDS[2:])
 
 
 @pytest.mark.parametrize("way", WAYS)

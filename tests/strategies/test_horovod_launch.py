@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, call, finish, start
+from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, alone, call, finish, losses, start
 from worldsize.launch import ports
-from worldsize.track.jsonl import latest, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,18 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def losses(run: Path) -> dict[int, float]:
-    """Of every step."""
-    found: dict[int, float] = latest(read(run / "metrics.jsonl"), "loss")
-    return found
-
-
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[int, float]:
     """What one process gives without Horovod."""
-    ended = call(*PYTHON, "train.py", "-s", "single", *WORDS[2:], "--run_dir", "runs/single", cwd=folder)
-    assert ended.code == 0, ended.text
-    return losses(folder / "runs" / "single")
+    return alone(folder, *WORDS[2:])
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsize.checkpoint.opened import unpack
+from worldsize.checkpoint.skeleton import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from worldsize.checkpoint import disk
-from worldsize.checkpoint.opened import Opened, unpack
+from worldsize.checkpoint.skeleton import unpack
 from worldsize.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
+
+    from worldsize.checkpoint.opened import Opened
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What `dtype` may be. Only floating-point tensors are cast."""

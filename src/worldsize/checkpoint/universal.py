@@ -13,7 +13,7 @@ import torch
 
 from worldsize.checkpoint import disk
 from worldsize.checkpoint.export import Weights, beside, optimizer_of, plain_group, recorder
-from worldsize.checkpoint.opened import unpack
+from worldsize.checkpoint.skeleton import unpack
 from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -64,11 +64,9 @@ def make(name: str, setting: Setting) -> Strategy:
         )
     if sizes.pp > 1:
         return _staged(name, setting)
-    if sizes.cp > 1:
-        return _with_tensors("ddp" if name == "single" else name, setting)
-    if sizes.tp == 1:
+    if sizes.cp * sizes.tp == 1:
         return find(name)(setting)
-    return _with_tensors(name, setting)
+    return _with_tensors("ddp" if name == "single" and sizes.cp > 1 else name, setting)
 
 
 def _staged(name: str, setting: Setting) -> Strategy:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import torch
 
+from worldsize.checkpoint.skeleton import unpack
 from worldsize.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,14 +64,7 @@ def empty(skeleton: Any, like: Any = None) -> dict[str, Tensor]:
 
 def join(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Undo `split`."""
-    if not isinstance(skeleton, dict):
-        return skeleton
-    if "tensor" in skeleton:
-        return tensors[skeleton["tensor"][0]]
-    if "pairs" in skeleton:
-        return {key: join(inner, tensors) for key, inner in skeleton["pairs"]}
-    items = [join(inner, tensors) for inner in next(iter(skeleton.values()))]
-    return tuple(items) if "tuple" in skeleton else items
+    return unpack(skeleton, tensors.__getitem__)
 
 
 def _tensors(skeleton: Any) -> Iterator[tuple[str, list[int], str, str]]:
