@@ -21,6 +21,8 @@ _READ, _MOST_READS = 1 << 16, 64
 _LONGEST_LINE = 1 << 16
 _LONGEST_ARGUMENT = 1 << 17
 """Of one word of a command line, in the kernel."""
+_NEWS_S = 10.0
+"""Until the end of a host is known here: one that cannot be told may just have ended, told to by another."""
 _NOISE = b"pdsh@"
 """How a line begins in which pdsh says the exit code once more."""
 
@@ -143,7 +145,11 @@ class Peer:
 
     def _was_told(self, child: Child) -> None:
         self._loop.unwatch(child.ended)
-        if child.code and self.code is None:
+        if child.code:
+            self._loop.later(_NEWS_S, self._untold)
+
+    def _untold(self) -> None:
+        if self.code is None:
             self._sink.write(ERR, f"worldsize: host {self.name} could not be told to go or to stop\n".encode())
 
     def _ended(self) -> None:
