@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,12 +127,15 @@ def submit(cluster: Cluster, folder: Path, program: Path, options: tuple[str, ..
     return Job(cluster, done.out.strip(), folder / "job", run)
 
 
-def alone(program: Path, run: Path, *words: str) -> dict[int, float]:
+@cache
+def alone(program: Path, *words: str) -> dict[int, float]:
     """The same program on one rank here, never disturbed: its losses."""
-    plain = {**env.read(), "OMP_NUM_THREADS": "1", "WORLDSIZE_LEDGER": str(ledger(run))}
-    done = shell.call([sys.executable, str(program), str(run), *words], plain, timeout=LONGEST)
-    assert done.code == 0, done.err
-    return losses(run)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        plain = {**env.read(), "OMP_NUM_THREADS": "1", "WORLDSIZE_LEDGER": str(ledger(run))}
+        done = shell.call([sys.executable, str(program), str(run), *words], plain, timeout=LONGEST)
+        assert done.code == 0, done.err
+        return losses(run)
 
 
 def same(found: dict[int, float], expected: dict[int, float], tolerance: float = 1e-10) -> None:

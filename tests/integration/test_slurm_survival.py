@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slurm
 
 PROGRAM = HERE / "survivor.py"
-TWO_BY_TWO = ("--nodes", "2", "--nproc-per-node", "2")
 
 
-def start(slurm: Cluster, tmp_path: Path, *options: str, words: tuple[str, ...]) -> Job:
-    """The training on two nodes of two ranks."""
-    return slurmjob.submit(slurm, tmp_path, PROGRAM, (*TWO_BY_TWO, *options), words)
+def start(slurm: Cluster, tmp_path: Path, *options: str, words: tuple[str, ...], ranks: int = 1) -> Job:
+    """The training on two nodes of so many ranks."""
+    nodes = ("--nodes", "2", "--nproc-per-node", str(ranks))
+    return slurmjob.submit(slurm, tmp_path, PROGRAM, (*nodes, *options), words)
 
 
-def nothing_lost(job: Job, tmp_path: Path, steps: int, restarts: int) -> None:
+def nothing_lost(job: Job, steps: int, restarts: int) -> None:
     """It ended well after so many restarts; each sample was given once in each epoch; the curve is that of one rank."""
     assert job.ends() == "COMPLETED", job.log
     counts = slurmjob.repeated(job.ledger())
@@ -35,15 +35,15 @@ def nothing_lost(job: Job, tmp_path: Path, steps: int, restarts: int) -> None:
     assert set(counts.values()) == {1}, job.log
     assert len(job.events("resume")) == restarts
     assert [row["step"] for row in job.events("stop")] == [row["step"] for row in job.events("resume")]
-    slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, tmp_path / "alone", str(steps), "never", "0", "0"))
+    slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, str(steps), "never", "0", "0"))
 
 
 @pytest.mark.timeout(900)
 def test_three_time_limits_lose_nothing(slurm: Cluster, tmp_path: Path) -> None:
     """Each time the signal comes before the limit, the ranks agree, commit, and the job goes back into the queue."""
     # Slurm looks every half minute and sends it by so much too early: on a busy machine, too, a minute is left to work in.
-    job = start(slurm, tmp_path, "--time", "2", "--signal-lead", "20", words=("600", "never", "3", "1.0"))
-    nothing_lost(job, tmp_path, 600, restarts=3)
+    job = start(slurm, tmp_path, "--time", "2", "--signal-lead", "20", words=("600", "never", "3", "1.0"), ranks=2)
+    nothing_lost(job, 600, restarts=3)
 
 
 def test_preemption_with_a_warning_loses_nothing(slurm: Cluster, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_preemption_with_a_warning_loses_nothing(slurm: Cluster, tmp_path: Path)
         ["sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "srun sleep 3"]
     )
     assert taker.code == 0, taker.err
-    nothing_lost(job, tmp_path, 60, restarts=1)
+    nothing_lost(job, 60, restarts=1)
 
 
 def test_requeue_by_hand_loses_nothing(slurm: Cluster, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_requeue_by_hand_loses_nothing(slurm: Cluster, tmp_path: Path) -> None:
     job = start(slurm, tmp_path, words=("60", "never", "1", "0.5"))
     job.steps_beyond(4)
     assert slurm.run(["scontrol", "requeue", job.id]).code == 0
-    nothing_lost(job, tmp_path, 60, restarts=1)
+    nothing_lost(job, 60, restarts=1)
 
 
 def test_a_dead_node_costs_at_most_what_was_not_committed(slurm: Cluster, tmp_path: Path) -> None:
@@ -75,16 +75,16 @@ def test_a_dead_node_costs_at_most_what_was_not_committed(slurm: Cluster, tmp_pa
     (resumed,) = job.events("resume")
     made = max(row["step"] for row in job.ledger() if row["attempt"] == 0) + 1
     assert made - 5 <= resumed["step"] <= made
-    slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, tmp_path / "alone", "60", "5st", "0", "0"))
+    slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, "60", "5st", "0", "0"))
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "accelerate"])
 def test_a_stop_reaches_the_ranks_through_every_launcher(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """Those flatten exit codes, and some die of the signal; the record of rank 0 puts the job back into the queue."""
-    job = start(slurm, tmp_path, "--launcher", launcher, words=("60", "never", "1", "0.5"))
+    job = start(slurm, tmp_path, "--launcher", launcher, words=("60", "never", "1", "0.5"), ranks=2)
     job.steps_beyond(4)
     assert slurm.run(["scancel", "--signal=USR1", "--batch", job.id]).code == 0
-    nothing_lost(job, tmp_path, 60, restarts=1)
+    nothing_lost(job, 60, restarts=1)
 
 
 def test_where_no_job_may_be_requeued_another_follows(slurm: Cluster, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_where_no_job_may_be_requeued_another_follows(slurm: Cluster, tmp_path: 
     assert job.ends() == "FAILED"
     assert job.log.count("ended with code 75") == 1
     follower = Job(slurm, (job.folder / f"next-{job.id}").read_text().strip(), job.folder, job.run)
-    nothing_lost(follower, tmp_path, 60, restarts=1)
+    nothing_lost(follower, 60, restarts=1)
 
 
 @pytest.mark.parametrize("requeue", ["--requeue", "--no-requeue"])
@@ -199,4 +199,4 @@ def test_a_writer_that_was_cut_off_cannot_commit_when_the_link_returns(slurm: Cl
     assert job.ends() == "COMPLETED", job.log
     assert "no longer owns" in job.log
     assert Counter(row["step"] for row in job.events("save")).most_common(1)[0][1] == 1
-    slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, tmp_path / "alone", "120", "1st", "0", "0"))
+    slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, "120", "1st", "0", "0"))

@@ -145,13 +145,15 @@ def _told(work: Callable[[], None]) -> CheckpointError | None:
     return None
 
 
-def load_some(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Local. Like `load`, from a checkpoint that may hold other tensors besides. Raises CheckpointError."""
-    if problem := _told(lambda: _load(path, tensors, None)):
+def load_some(path: Path, tensors: Mapping[str, Tensor], *, convert: bool = False) -> None:
+    """Local. Like `load`, from a checkpoint that may hold other tensors besides, and of other dtypes where `convert`."""
+    if problem := _told(lambda: _load(path, tensors, None, convert=convert)):
         raise problem
 
 
-def _load(path: Path, tensors: Mapping[str, Tensor], wanted: Collection[str] | None) -> None:
+def _load(
+    path: Path, tensors: Mapping[str, Tensor], wanted: Collection[str] | None, *, convert: bool = False
+) -> None:
     """Of a checkpoint that must hold what is wanted and nothing else, where that is said."""
     from worldsize.checkpoint import store
 
@@ -160,7 +162,7 @@ def _load(path: Path, tensors: Mapping[str, Tensor], wanted: Collection[str] | N
         raise CheckpointError(f"{path} names files that its manifest does not", found=", ".join(sorted(strangers)))
     facts = _with_aliases(store.facts_of(saved), manifest.aliases)
     _complete(path, tensors if wanted is None else wanted, facts, others=wanted is None)
-    _alike(path, tensors, facts)
+    _alike(path, tensors, facts, convert=convert)
     for part in _rounds(tensors, manifest.aliases):
         store.read(path, saved, part)
 
@@ -192,8 +194,12 @@ def _complete(path: Path, wanted: Collection[str], saved: Mapping[str, TensorFac
         )
 
 
-def _alike(path: Path, tensors: Mapping[str, Tensor], saved: Mapping[str, TensorFact]) -> None:
-    other = [name for name, tensor in tensors.items() if TensorFact(tuple(tensor.shape), tensor.dtype) != saved[name]]
+def _alike(path: Path, tensors: Mapping[str, Tensor], saved: Mapping[str, TensorFact], *, convert: bool) -> None:
+    here = {
+        name: TensorFact(tuple(tensor.shape), saved[name].dtype if convert else tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+    other = [name for name, fact in here.items() if fact != saved[name]]
     if other:
         name = other[0]
         raise CheckpointError(

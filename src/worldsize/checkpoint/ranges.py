@@ -89,7 +89,15 @@ def values(descriptor: int, start: int, length: int, size: int) -> int:
     return start + record.header_offset + _LOCAL_HEADER + name + extra
 
 
-def fill(descriptor: int, start: int, sizes: Sequence[int], offsets: Sequence[int], target: Tensor) -> None:
+def fill(
+    descriptor: int,
+    start: int,
+    sizes: Sequence[int],
+    offsets: Sequence[int],
+    target: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Fill a tensor with a box of a larger one that lies in a file.
 
     Args:
@@ -98,6 +106,7 @@ def fill(descriptor: int, start: int, sizes: Sequence[int], offsets: Sequence[in
         sizes: its shape.
         offsets: where the box begins in it.
         target: of the box's shape, on any device.
+        dtype: of the values in the file; the target's where None.
 
     Raises:
         OSError: reading failed, or the file ends too early.
@@ -106,14 +115,22 @@ def fill(descriptor: int, start: int, sizes: Sequence[int], offsets: Sequence[in
         return
     if not sizes:
         sizes, offsets, target = [1], [0], target.reshape(1)
-    item = target.element_size()
+    dtype = dtype or target.dtype
+    item = dtype.itemsize
     steps = [math.prod(sizes[dim + 1 :]) * item for dim in range(len(sizes))]
     cut = _cut(sizes, target.shape, steps)
     wide = [*target.shape[: cut + 1], *sizes[cut + 1 :]]
     row = math.prod(wide[1:]) * item
     if row > BUFFER and len(sizes) > 1:
         for index in range(len(target)):
-            fill(descriptor, start + (offsets[0] + index) * steps[0], sizes[1:], offsets[1:], target[index])
+            fill(
+                descriptor,
+                start + (offsets[0] + index) * steps[0],
+                sizes[1:],
+                offsets[1:],
+                target[index],
+                dtype=dtype,
+            )
         return
     begin = start + sum(offset * step for offset, step in zip(offsets[: cut + 1], steps, strict=False))
     rows = min(len(target), max(1, BUFFER // row))
@@ -122,7 +139,7 @@ def fill(descriptor: int, start: int, sizes: Sequence[int], offsets: Sequence[in
         band = [min(rows, len(target) - first), *wide[1:]]
         part = buffer[: band[0] * row]
         _read(descriptor, begin + first * steps[0], band[: cut + 1], steps, part)
-        found = part.view(target.dtype).view(band)
+        found = part.view(dtype).view(band)
         for dim in range(cut + 1, len(sizes)):
             found = found.narrow(dim, offsets[dim], target.shape[dim])
         target[first : first + band[0]].copy_(found)

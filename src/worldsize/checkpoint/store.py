@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
     from worldsize.checkpoint.disk import FileFact
+    from worldsize.checkpoint.safe import Place
 
 METADATA = ".metadata"
 
@@ -245,8 +246,32 @@ def facts_of(metadata: dcp.Metadata) -> dict[str, TensorFact]:
     return {name: TensorFact(tuple(fact.size), fact.properties.dtype) for name, fact in saved.items()}
 
 
-def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor]) -> None:
-    """Fill these tensors in place with what this rank needs of them. Local. Raises OSError, CheckpointError."""
+def of_places(places: Mapping[str, Place]) -> dcp.Metadata:
+    """What `read` needs to know of tensors that lie whole in files of others."""
+    facts: dict[str, Any] = {}
+    storage: dict[dcp.MetadataIndex, _StorageInfo] = {}
+    for name, place in places.items():
+        shape = torch.Size(place.fact.shape)
+        start = torch.Size([0] * len(shape))
+        chunk = dcp.ChunkStorageMetadata(start, shape)
+        facts[name] = dcp.TensorStorageMetadata(dcp.TensorProperties(place.fact.dtype), shape, [chunk])
+        length = shape.numel() * place.fact.dtype.itemsize
+        storage[dcp.MetadataIndex(name, start, 0)] = _StorageInfo(str(place.file), place.start, length)
+    return dcp.Metadata(facts, storage_data=storage)
+
+
+def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor], *, bare: bool = False) -> None:
+    """Fill these tensors in place with what this rank needs of them, whatever their dtype. Local.
+
+    Args:
+        path: the folder of the files.
+        metadata: where pieces lie in them.
+        tensors: by name.
+        bare: pieces are values alone, not archives of torch.save.
+
+    Raises:
+        OSError, CheckpointError: reading failed.
+    """
     state: dict[str, Any] = dict(tensors)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(state, metadata, is_coordinator=True)
@@ -254,19 +279,20 @@ def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor]) -> N
     for name, group in groupby(items, key=lambda item: _place(item, metadata)[0]):
         with (path / name).open("rb", buffering=0) as file:
             for item in group:
-                _read_item(file.fileno(), item, metadata, planner.resolve_tensor(item).detach())
+                _read_item(file.fileno(), item, metadata, planner.resolve_tensor(item).detach(), bare=bare)
 
 
-def _read_item(descriptor: int, item: ReadItem, metadata: dcp.Metadata, target: Tensor) -> None:
+def _read_item(descriptor: int, item: ReadItem, metadata: dcp.Metadata, target: Tensor, *, bare: bool) -> None:
     """Read one box. Reading the items in the order of `_place` reads disks forwards."""
     place = metadata.storage_data[item.storage_index]
     fact = cast("dcp.TensorStorageMetadata", metadata.state_dict_metadata[item.storage_index.fqn])
     chunk = next(chunk for chunk in fact.chunks if chunk.offsets == item.storage_index.offset)
     if not target.numel():
         return
-    size = chunk.sizes.numel() * fact.properties.dtype.itemsize
-    start = ranges.values(descriptor, place.offset, place.length, size)
-    ranges.fill(descriptor, start, chunk.sizes, item.storage_offsets, target)
+    dtype = fact.properties.dtype
+    size = chunk.sizes.numel() * dtype.itemsize
+    start = place.offset if bare else ranges.values(descriptor, place.offset, place.length, size)
+    ranges.fill(descriptor, start, chunk.sizes, item.storage_offsets, target, dtype=dtype)
 
 
 def _place(item: ReadItem, metadata: dcp.Metadata) -> tuple[str, int]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from worldsize.checkpoint import disk, load, manifest, zero
+from worldsize.checkpoint import disk, load, manifest, safe, zero
 from worldsize.errors import CheckpointError, MissingExtraError
 from worldsize.runtime.comm import Alone
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from torch import Tensor
+
+T = TypeVar("T")
 
 MODEL = "model/"
 """What the names of a model's weights begin with in our checkpoints."""
@@ -35,7 +36,6 @@ _FOLDER_FILES = (
 _INSIDE = ("state_dict", "model_state_dict", "model", "module", "MODEL_STATE")
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of names that no user's model has."""
-_SAFETENSORS = ".safetensors"
 
 
 def read_weights(
@@ -82,7 +82,7 @@ def write_weights(weights: Mapping[str, Tensor], target: Path | str) -> Path:
     Returns the file. Raises CheckpointError where the run has checkpoints already, or the disk says no.
     """
     target = Path(target)
-    if target.suffix not in (_SAFETENSORS, ".pt"):
+    if target.suffix not in (safe.SUFFIX, ".pt"):
         if steps := manifest.committed(target):
             raise CheckpointError(
                 f"{target} has trained already", found=f"{steps[-1].name}", do="import into a new run folder"
@@ -105,7 +105,7 @@ def write_weights(weights: Mapping[str, Tensor], target: Path | str) -> Path:
 def _write(weights: dict[str, Tensor], path: Path, suffix: str) -> None:
     file = disk.Recorder(path)
     try:
-        if suffix == _SAFETENSORS:
+        if suffix == safe.SUFFIX:
             file.write(_safetensors().save(weights))
         else:
             torch.save(weights, cast("Any", file))
@@ -113,28 +113,32 @@ def _write(weights: dict[str, Tensor], path: Path, suffix: str) -> None:
         file.close()
 
 
-def _read(path: Path, *, trust: bool) -> dict[str, Tensor]:
+def ours(path: Path) -> Path | None:
+    """The checkpoint of ours that this is, or the newest of this run folder. Raises CheckpointError where it is damaged."""
     if (path / manifest.MANIFEST).is_file():
         if problems := manifest.verify(path):
             raise CheckpointError(f"{path} is damaged", found="; ".join(problems), do="use an older checkpoint")
-        return _ours(path)
-    if path.is_dir():
-        newest, _ = load.newest(path, Alone())
-        if newest is not None:
-            return _ours(newest)
-        if (foreign := zero.find(path)) is not None:
-            return zero.read(foreign, lambda file: _read_torch(file, trust=trust))
-        return _file(_weights_file(path), trust=trust)
-    return _file(path, trust=trust)
+        return path
+    return load.newest(path, Alone())[0] if path.is_dir() else None
 
 
-def _weights_file(folder: Path) -> Path:
-    for name in _FOLDER_FILES:
-        if (folder / name).is_file():
-            return folder / name
+def file_in(folder: Path) -> Path | None:
+    """The file, or index of files, with the weights in a folder of accelerate or transformers; None where there is none."""
+    return next((folder / name for name in _FOLDER_FILES if (folder / name).is_file()), None)
+
+
+def _read(path: Path, *, trust: bool) -> dict[str, Tensor]:
+    if (own := ours(path)) is not None:
+        return _ours(own)
+    if not path.is_dir():
+        return _file(path, trust=trust)
+    if (foreign := zero.find(path)) is not None:
+        return zero.read(foreign, lambda file: _read_torch(file, trust=trust))
+    if (file := file_in(path)) is not None:
+        return _file(file, trust=trust)
     raise CheckpointError(
-        f"{folder} is no checkpoint that can be read",
-        found=", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "an empty folder",
+        f"{path} is no checkpoint that can be read",
+        found=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty folder",
         do=f"name a checkpoint of ours, a torch or safetensors file, or a folder with {' or '.join(_FOLDER_FILES)}",
     )
 
@@ -149,19 +153,14 @@ def _ours(path: Path) -> dict[str, Tensor]:
 def _file(path: Path, *, trust: bool) -> dict[str, Tensor]:
     if path.name.endswith(".index.json"):
         return _indexed(path, trust=trust)
-    if path.suffix == _SAFETENSORS:
+    if path.suffix == safe.SUFFIX:
         return _read_safetensors(path)
     return _flat(path, _read_torch(path, trust=trust))
 
 
 def _indexed(path: Path, *, trust: bool) -> dict[str, Tensor]:
-    try:
-        names = set(json.loads(path.read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{path} is no index of weights", found=f"{type(error).__name__}: {error}") from error
-    if odd := [name for name in names if Path(name).name != name]:
-        raise CheckpointError(f"{path} names files outside its folder", found=odd[0])
-    return {key: tensor for name in sorted(names) for key, tensor in _file(path.parent / name, trust=trust).items()}
+    names = safe.indexed(path)
+    return {key: tensor for name in names for key, tensor in _file(path.parent / name, trust=trust).items()}
 
 
 def _safetensors() -> Any:
@@ -230,10 +229,10 @@ def _is_weight(key: Any, value: Any) -> bool:
     return isinstance(key, str) and isinstance(value, torch.Tensor)
 
 
-def fitting(path: Path, weights: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+def fitting(path: Path, weights: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
     """The weights under exactly these names, without what wrappers put into or before theirs."""
-    wanted, best = set(names), weights
-    for way in _ways(weights):
+    wanted, best = set(names), dict(weights)
+    for way in _ways(best):
         if way.keys() == wanted:
             return way
         best = max(best, way, key=lambda way: len(way.keys() & wanted))
@@ -246,7 +245,7 @@ def fitting(path: Path, weights: dict[str, Tensor], names: Collection[str]) -> d
     )
 
 
-def _ways(weights: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _ways(weights: dict[str, T]) -> Iterator[dict[str, T]]:
     """The same weights, with less and less of what stands in or before all of their names.
 
     DDP puts `module.` there, Lightning the attribute in which the user's model is.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from worldsize.errors import WorldsizeError
 from worldsize.launch import env
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COMMANDS = {
     "run": ("worldsize.cli.run", "Start a program on the ranks of this machine, or of several machines by hand."),
@@ -31,6 +34,7 @@ COMMANDS = {
         "worldsize.cli.checkpoint",
         "Look at checkpoints, verify and compare them, bring weights in and out.",
     ),
+    "llm": ("worldsize.cli.llm", "Fine-tune and pre-train language models."),
 }
 """Name -> the module whose `command` it is, and its line in `worldsize --help`."""
 
@@ -82,10 +86,14 @@ def commands() -> None:
     """One PyTorch training program, any world size: laptop, GPU box, Slurm."""
 
 
-def main() -> NoReturn:
-    """The entry point: exits with the code of the command, or of the error, which takes one line."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The entry point: exits with the code of the command, or of the error, which takes one line.
+
+    Args:
+        argv: the words; those of the command line where None.
+    """
     try:
-        code = commands(standalone_mode=False)
+        code = commands(argv, standalone_mode=False)
     except WorldsizeError as error:
         click.echo(f"worldsize: {error}", err=True)
         sys.exit(error.exit_code)

@@ -67,14 +67,19 @@ class _Setting(click.Option):
 
 
 def from_model(
-    model: type[BaseModel], *, leave_out: Collection[str] = ()
+    model: type[BaseModel], *, leave_out: Collection[str] = (), flags_take_values: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that gives a command an option for each field; what was not given comes as None or ().
 
     Fields that are mappings take NAME=VALUE, several times; tuples take one value each time. Values are text here: the
-    model says what they mean, and refuses what it cannot read.
+    model says what they mean, and refuses what it cannot read. Flags are `--name/--no-name`, or with `flags_take_values`
+    `--name true|false`.
     """
-    made = [_option(model, name, field) for name, field in model.model_fields.items() if name not in leave_out]
+    made = [
+        _option(model, name, field, valued=flags_take_values)
+        for name, field in model.model_fields.items()
+        if name not in leave_out
+    ]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for option in reversed(made):
@@ -97,9 +102,11 @@ def pairs(values: tuple[str, ...], name: str) -> dict[str, str]:
     return {word.partition("=")[0]: word.partition("=")[2] for word in values}
 
 
-def _option(model: type[BaseModel], name: str, field: Any) -> Any:
+def _option(model: type[BaseModel], name: str, field: Any, *, valued: bool) -> Any:
     flag, kind = f"--{name.replace('_', '-')}", _kind(field.annotation)
     option = partial(click.option, cls=_Setting, model=model)
+    if kind is bool and valued:
+        return option(flag, name, is_flag=False, flag_value="true", metavar="true|false")
     if kind is bool:
         return option(f"{flag}/--no-{flag[2:]}", name, default=None)
     if kind is dict:

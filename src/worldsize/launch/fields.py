@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -98,6 +99,19 @@ def count(value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
     if not least <= int(word) <= most:
         refuse(f"is below {least}" if int(word) < least else f"is above {most}", do="write another number")
     return int(word)
+
+
+def number(value: Any, least: float = 0.0, most: float = math.inf) -> float:
+    """A number: 3e-4, 0.1."""
+    try:
+        found = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        found = math.nan
+    if math.isnan(found):
+        refuse("is no number", do="write one number, as in 3e-4")
+    if not least <= found <= most:
+        refuse(f"is below {least:g}" if found < least else f"is above {most:g}", do="write another number")
+    return found
 
 
 def gpus(value: Any) -> int | tuple[int, ...]:

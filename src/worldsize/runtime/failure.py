@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from worldsize.errors import WorldsizeError
 from worldsize.runtime import env
@@ -47,6 +47,14 @@ def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
         print(line, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
+def end(error: WorldsizeError) -> NoReturn:
+    """Say it, and end this process with its code."""
+    say(error, error.__traceback__)
+    sys.stdout.flush()
+    # CAUTION: no farewell to the other ranks: they may sit in a collective that this one never joins.
+    os._exit(error.exit_code)
+
+
 def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An excepthook for a process whose exception is told elsewhere: only the launcher's file."""
     _write(error, f"{kind.__name__}: {error}", trace)
@@ -54,10 +62,7 @@ def leave(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, WorldsizeError):
-        say(error, trace)
-        sys.stdout.flush()
-        # CAUTION: no farewell to the other ranks: they may sit in a collective that this one never joins.
-        os._exit(error.exit_code)
+        end(error.with_traceback(trace))
     _write(error, f"{kind.__name__}: {error}", trace)
     sys.__excepthook__(kind, error, trace)
 

@@ -153,8 +153,7 @@ class Run:
         """
         self._engine.parts.refuse_late("a warm start")
         placed = self._engine.parts.placed(model)
-        found = warm.read(Path(source), placed.name, placed.module, strict=strict, trust=trust)
-        return warm.fill(placed, found, strict=strict)
+        return warm.start(placed, Path(source), self._engine.comm, strict=strict, trust=trust)
 
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.

@@ -198,7 +198,7 @@ def imported(engine: Engine, settings: Settings) -> list[str]:
     (placed, *others) = engine.parts.models.values()
     if others:
         raise LayoutError("imported weights are for a run of one model", found=str(list(engine.parts.models)))
-    warm.fill(placed, warm.read(source, placed.name, placed.module, strict=True, trust=False))
+    warm.start(placed, source, engine.comm)
     return [f"beginning with the weights of {source}"]
 
 

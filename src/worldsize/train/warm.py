@@ -6,43 +6,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worldsize.checkpoint import weights
+from worldsize.checkpoint import foreign, weights
 from worldsize.errors import CheckpointError
-from worldsize.runtime.sharded import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
-
+    from worldsize.runtime.comm import Comm
     from worldsize.train.parts import Placed
 
 
-def read(source: Path, model: str, module: nn.Module, *, strict: bool, trust: bool) -> dict[str, Tensor]:
-    """Weights for one model, by its bare names.
-
-    Args:
-        source: whatever `checkpoint.weights.read_weights` understands.
-        model: the model's name in the run: of a checkpoint of ours, its part is taken.
-        module: the placed model.
-        strict: names must fit, with the prefixes of wrappers taken off.
-        trust: allow unpickling.
-    """
-    found = weights.read_weights(source, trust=trust)
-    own = {name.removeprefix(f"{model}/"): each for name, each in found.items() if name.startswith(f"{model}/")}
-    if own or not strict:
-        return own or found
-    return weights.fitting(source, found, module.state_dict().keys())
-
-
-def fill(placed: Placed, values: Mapping[str, Tensor], *, strict: bool = True) -> list[str]:
+def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trust: bool = False) -> list[str]:
     """Copy weights into a placed model, each rank its own part. Collective.
 
     Args:
         placed: a model.
-        values: whole tensors by the bare model's names.
-        strict: refuse names that only one side has.
+        source: whatever `checkpoint.weights.read_weights` understands; of a checkpoint of ours, the part of the model's name.
+        comm: the other ranks, which may hold parameters of other names.
+        strict: names must fit, with the prefixes of wrappers taken off.
+        trust: allow unpickling.
 
     Returns:
         names that stayed as they were.
@@ -51,29 +34,37 @@ def fill(placed: Placed, values: Mapping[str, Tensor], *, strict: bool = True) -
         CheckpointError: names or shapes do not fit, with counts and examples.
     """
     live = placed.strategy.state(placed.module)
-    missing, foreign = sorted(live.keys() - values.keys()), sorted(values.keys() - live.keys())
-    if strict and (missing or foreign):
+    everywhere = {name for names in comm.gather(sorted(live)) for name in names}
+    found = foreign.open_weights(source, trust=trust)
+    names = _names(source, placed.name, {name: name for name in found.facts}, everywhere, strict=strict)
+    missing, unknown = sorted(everywhere - names.keys()), sorted(names.keys() - everywhere)
+    if strict and (missing or unknown):
         raise CheckpointError(
             "these weights are not of this model",
-            found=f"{len(missing)} names missing {missing[:3]}, {len(foreign)} unknown {foreign[:3]}",
+            found=f"{len(missing)} names missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}",
             do="rename them, or strict=False to take what fits",
         )
     with torch.no_grad():
-        for name in live.keys() & values.keys():
-            _copy(name, live[name], values[name])
+        for targets in _rounds({name: names[name] for name in live if name in names}):
+            found.fill({there: live[here] for here, there in targets.items()})
     placed.strategy.filled(placed.module, live)
     return missing
 
 
-def _copy(name: str, live: Tensor, whole: Tensor) -> None:
-    if live.shape != whole.shape:
-        raise CheckpointError(
-            f"{name}: shapes differ", found=f"model {tuple(live.shape)}, weights {tuple(whole.shape)}"
-        )
-    if is_sharded(live):
-        from torch.distributed.tensor import distribute_tensor
+def _names(
+    source: Path, model: str, there: Mapping[str, str], wanted: set[str], *, strict: bool
+) -> Mapping[str, str]:
+    """The model's names -> those of the source."""
+    own = {name.removeprefix(f"{model}/"): each for name, each in there.items() if name.startswith(f"{model}/")}
+    return own or (weights.fitting(source, there, wanted) if strict else there)
 
-        whole = distribute_tensor(
-            whole.to(device=live.device, dtype=live.dtype), live.device_mesh, live.placements, src_data_rank=None
-        )
-    live.copy_(whole)
+
+def _rounds(names: Mapping[str, str]) -> list[dict[str, str]]:
+    """Tied tensors may have one name in the source: a round for each of them."""
+    rounds: list[dict[str, str]] = []
+    for here, there in names.items():
+        free = next((each for each in rounds if there not in each.values()), None)
+        if free is None:
+            rounds.append(free := {})
+        free[here] = there
+    return rounds

@@ -1,0 +1,1 @@
+"""Room: programs to copy, built on the public interface alone."""

@@ -1,0 +1,151 @@
+"""Room: the settings of a training of a language model: one definition for the command line, YAML and Python. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from worldsize.errors import ConfigError
+from worldsize.launch import fields
+from worldsize.launch.fields import by
+from worldsize.launch.given import Given
+
+Text = Annotated[str | None, by(fields.text)]
+Place = Annotated[Path | None, by(lambda value: Path(fields.text(value)).expanduser())]
+Flag = Annotated[bool, by(fields.flag)]
+Count = Annotated[int, by(fields.count, 1)]
+Whole = Annotated[int, by(fields.count)]
+Number = Annotated[float, by(fields.number)]
+Share = Annotated[float, by(fields.number, 0.0, 1.0)]
+
+
+class LLMConfig(Given):
+    """One training. Frozen; whatever contradicts itself is refused when it is made, with both values."""
+
+    NAME: ClassVar[str] = "llm settings"
+
+    output_dir: Place = None
+    """The run folder: checkpoints, logs, numbers."""
+    init_ckpt: Place = None
+    """A Hugging Face folder: the model's config.json, weights and tokenizer. Weights are left alone with from_scratch."""
+    data_path: Place = None
+    """A file of JSON lines (text; prompt and completion; messages), or a folder of files of tokens (.npy, .bin)."""
+    eval_data: Place = None
+    """The same for evaluation. Not given: eval_share of the rows of data_path."""
+    eval_share: Share = 0.0
+    """Which part of the rows is kept back for evaluation where eval_data is not given."""
+    tokenizer: Place = None
+    """A folder with the tokenizer. Not given: init_ckpt."""
+    cache_dir: Place = None
+    """Where tokens are kept. Not given: worldsize/tokens in the user's cache folder."""
+    from_scratch: Flag = False
+    """Begin with fresh weights of the shape in init_ckpt's config.json."""
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"], by(fields.choice, "auto", "native", "transformers")
+    ] = "auto"
+    """Which code computes the model: ours for the families it knows, transformers' for all others (ddp, fsdp, hsdp)."""
+
+    max_seq_len: Count = 2048
+    """The most tokens of a row."""
+    packing: Flag = True
+    """Several documents in a row; attention and positions do not cross them."""
+    loss_over: Annotated[Literal["completion", "all"], by(fields.choice, "completion", "all")] = "completion"
+    """Of prompts and chats: learn what is answered, or all."""
+    bad_lines: Annotated[Literal["error", "skip"], by(fields.choice, "error", "skip")] = "error"
+    """Refuse a data file with lines that are no samples, or leave these out."""
+
+    train_steps: Annotated[int | None, by(fields.count, 1)] = None
+    """How many steps are made."""
+    epochs: Annotated[float | None, by(fields.number)] = None
+    """How often the data is gone through, in place of train_steps. Not given: once."""
+    global_batch: Count = 8
+    """Rows of a step, over all ranks."""
+    micro_batch: Count = 1
+    """Rows of a forward pass on one rank."""
+    eval_steps: Whole = 0
+    """Evaluate every so many steps, and at the end; 0: never."""
+    save_steps: Whole = 0
+    """Save every so many steps; 0: at the end, and when a stop is asked for."""
+    log_steps: Count = 10
+    """Write a line every so many steps."""
+    seed: Whole = 0
+    """Of fresh weights, of the order of the data, of everything that is drawn."""
+
+    lr: Number = 1e-4
+    """The highest learning rate."""
+    min_lr_share: Share = 0.1
+    """Which part of it is left at the end."""
+    lr_schedule: Annotated[
+        Literal["cosine", "linear", "constant"], by(fields.choice, "cosine", "linear", "constant")
+    ] = "cosine"
+    """How it falls after warmup_steps."""
+    warmup_steps: Whole = 0
+    """Steps in which it rises."""
+    weight_decay: Number = 0.1
+    """Of AdamW, for matrices; norms and biases have none."""
+    beta1: Share = 0.9
+    """Of AdamW."""
+    beta2: Share = 0.95
+    """Of AdamW."""
+    clip: Annotated[float | None, by(fields.number)] = 1.0
+    """The largest norm of all gradients together; 0: any."""
+
+    strategy: Text = None
+    """How the model lies over ranks: single, ddp, fsdp, hsdp, zero1 ... See docs/strategies.md."""
+    pipe_parallel_size: Count = 1
+    """Over how many ranks the layers are laid, one after another (pipeline)."""
+    model_parallel_size: Count = 1
+    """Over how many ranks each layer is split (tensor parallel)."""
+    context_parallel_size: Count = 1
+    """Over how many ranks each row is split."""
+    schedule: Text = None
+    """The order of work of a pipeline."""
+    precision: Annotated[
+        Literal["bf16", "fp32", "fp64", "fp16"], by(fields.choice, "bf16", "fp32", "fp64", "fp16")
+    ] = "bf16"
+    """What is computed in; parameters and optimizer are in float32, or float64."""
+    device: Annotated[Literal["cpu", "cuda"] | None, by(fields.choice, "cpu", "cuda")] = None
+    """Where it computes. Not given: on GPUs where there are some."""
+    use_flash_attn: Flag = True
+    """The fastest attention kernel that the device has; false: plain matrix products."""
+    attention: Text = None
+    """A kernel by name, in place of that: sdpa, flash, cudnn, math, flex."""
+    use_fused_ops: Flag = True
+    """Head and loss in one pass that never holds all logits, and a fused optimizer; false: one operation after another."""
+    compile: Flag = False
+    """Compile the layers."""
+    activation_checkpointing: Annotated[Literal["none", "full"], by(fields.choice, "none", "full")] = "none"
+    """Compute the layers again in the backward pass, to hold less."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.train_steps is not None and self.epochs is not None:
+            raise _both("train_steps", self.train_steps, "epochs", self.epochs)
+        if self.eval_data is not None and self.eval_share:
+            raise _both("eval_data", self.eval_data, "eval_share", self.eval_share)
+        if self.context_parallel_size > 1 and self.packing and "packing" in self.model_fields_set:
+            raise _both("context_parallel_size", self.context_parallel_size, "packing", self.packing)
+        return self
+
+    def required(self) -> tuple[Path, Path, Path]:
+        """Where the run, the model and the data are. Raises ConfigError where one is not said."""
+        for name in ("output_dir", "init_ckpt", "data_path"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"--{name} is missing", do="give it on the command line or in the file of -c")
+        assert self.output_dir is not None
+        assert self.init_ckpt is not None
+        assert self.data_path is not None
+        return self.output_dir, self.init_ckpt, self.data_path
+
+    @property
+    def duration(self) -> str:
+        """As `Run` takes it."""
+        if self.train_steps is not None:
+            return f"{self.train_steps}st"
+        return f"{self.epochs or 1:g}ep"
+
+
+def _both(one: str, first: Any, other: str, second: Any) -> ConfigError:
+    return ConfigError(f"{one} and {other} exclude each other", found=f"{first} and {second}", do="give one of them")

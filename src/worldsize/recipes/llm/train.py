@@ -1,0 +1,166 @@
+"""Room: the training of a language model: settings to a run. All of it is the public interface; copy and change it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import worldsize as ws
+from worldsize.recipes.llm import attention, data, shape
+from worldsize.recipes.llm.model import Decoder, Ways
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from worldsize.recipes.llm.config import LLMConfig
+    from worldsize.recipes.llm.data import Batch, Rows, Stream
+
+
+def train(config: LLMConfig) -> dict[str, Any]:
+    """Train as the settings say, from where the run folder stands.
+
+    Returns:
+        where the run ended, with the last evaluation.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, LayoutError: what is set, what was found, what to do.
+    """
+    folder, checkpoint, source = config.required()
+    form = shape.read(checkpoint)
+    rows = _rows(config, source, form, _say)
+    held, kept = _parted(config, rows, form)
+    run = ws.Run(
+        folder,
+        global_batch=config.global_batch,
+        duration=config.duration,
+        seed=config.seed,
+        strategy=config.strategy,
+        tp=config.model_parallel_size,
+        pp=config.pipe_parallel_size,
+        cp=config.context_parallel_size,
+        precision=config.precision,
+        device=config.device,
+        saving=ws.Saving(every=f"{config.save_steps}st" if config.save_steps else None),
+        data=_loader(config, held, rows, shuffle=True),
+    )
+    ways = Ways(_kernel(config), chunked=config.use_fused_ops)
+    run.say(f"{form.family}, {form.parameters:,} parameters; attention: {ways.kernel.name}; data: {_told(rows)}")
+    model = run.model(lambda: Decoder(form, ways), init="meta", **_options(config))
+    if not config.from_scratch:
+        run.warm_start(model, checkpoint)
+    optimizer = run.optimizer(lambda placed: _adamw(config, placed), model, clip=config.clip or None)
+    run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
+    scores: dict[str, float] = {}
+    for step in run.steps(count=data.counted):
+        for batch in step.micro_batches:
+            losses = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
+            step.backward(share=losses.sum() / step.totals["tokens"])
+        step.update()
+        if kept is not None and _due(config.eval_steps, step.index + 1, run.total_steps):
+            scores = _evaluated(run, model, _loader(config, kept, rows, shuffle=False))
+            run.log(scores)
+    return {**run.result, **scores}
+
+
+def _evaluated(run: ws.Run, model: nn.Module, loader: Any) -> dict[str, float]:
+    """The mean loss over tokens, and its exponential."""
+
+    def scored(batch: Batch) -> dict[str, Any]:
+        losses = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
+        return {"eval_loss": (losses.sum(), data.counted(batch)["tokens"])}
+
+    found = run.evaluate(scored, loader)
+    return {**found, "eval_perplexity": math.exp(min(found["eval_loss"], 700.0))}
+
+
+def _rows(config: LLMConfig, source: Path, form: shape.Shape, say: Callable[[str], None]) -> Rows | Stream:
+    wanted = data.Wanted(
+        config.max_seq_len,
+        packed=config.packing and config.context_parallel_size == 1,
+        over=config.loss_over,
+        bad=config.bad_lines,
+    )
+    tokenizer = config.tokenizer or config.init_ckpt
+    assert tokenizer is not None
+    cache = config.cache_dir or Path("~/.cache/worldsize/tokens").expanduser()
+    return data.rows_of(source, tokenizer, wanted, vocabulary=form.vocabulary, cache=cache, say=say)
+
+
+def _parted(config: LLMConfig, rows: Any, form: shape.Shape) -> tuple[Any, Any]:
+    """What is trained on, and what is kept back."""
+    if config.eval_data is not None:
+        return rows, _rows(config, config.eval_data, form, _say)
+    count = round(len(rows) * config.eval_share)
+    if not count:
+        return rows, None
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    back, trained = sorted(order[:count]), sorted(order[count:])
+    return torch.utils.data.Subset(rows, trained), torch.utils.data.Subset(rows, back)
+
+
+def _loader(config: LLMConfig, rows: Any, whole: Rows | Stream, *, shuffle: bool) -> Any:
+    return torch.utils.data.DataLoader(
+        rows, batch_size=config.micro_batch, shuffle=shuffle, collate_fn=getattr(rows, "collate", whole.collate)
+    )
+
+
+def _kernel(config: LLMConfig) -> attention.Kernel:
+    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = config.attention or ("auto" if config.use_flash_attn else "math")
+    return attention.kernel(name, device)
+
+
+def _options(config: LLMConfig) -> dict[str, Any]:
+    found = {"compile": config.compile, "activation_checkpointing": config.activation_checkpointing == "full"}
+    return found | ({"schedule": config.schedule} if config.schedule else {})
+
+
+def _adamw(config: LLMConfig, model: nn.Module) -> torch.optim.AdamW:
+    """Matrices decay, norms and biases do not."""
+    wanted = [value for value in model.parameters() if value.requires_grad]
+    groups = [
+        {"params": [value for value in wanted if value.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [value for value in wanted if value.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        config.lr,
+        (config.beta1, config.beta2),
+        fused=True if config.use_fused_ops else None,
+        foreach=None if config.use_fused_ops else False,
+    )
+
+
+def _schedule(config: LLMConfig, optimizer: Any, total: int) -> Any:
+    """Up in a line, then down by half a cosine, by a line, or not at all."""
+    least, warm = config.min_lr_share, config.warmup_steps
+
+    def share(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        done = min(1.0, (step - warm) / max(1, total - warm))
+        fall = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}[
+            config.lr_schedule
+        ]
+        return fall if config.lr_schedule == "constant" else least + (1 - least) * fall
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+
+def _due(every: int, step: int, total: int) -> bool:
+    return bool(every) and (step % every == 0 or step == total)
+
+
+def _told(rows: Rows | Stream) -> str:
+    facts = rows.facts
+    return f"{facts['rows']:,} rows, {facts['tokens']:,} tokens"
+
+
+def _say(text: str) -> None:
+    if ws.here().rank == 0:
+        print(f"worldsize: {text}", flush=True)  # noqa: T201 - before there is a run

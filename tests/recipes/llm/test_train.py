@@ -1,0 +1,123 @@
+"""The recipe's training is one curve on every layout, and goes on from any to any."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.program import may_stop
+from tests.pools import pool
+from tests.recipes.llm import folders
+from worldsize.recipes.llm.config import LLMConfig
+from worldsize.recipes.llm.train import train
+from worldsize.tools.trial import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = {
+    "tp": "model_parallel_size",
+    "pp": "pipe_parallel_size",
+    "cp": "context_parallel_size",
+    "schedule": "schedule",
+}
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A model, chats of very different lengths, and the settings that are the same for all."""
+    folder = tmp_path_factory.mktemp("llama")
+    folders.folder(folder / "model", num_hidden_layers=4)
+    folders.lines(
+        folder / "data.jsonl",
+        ({"prompt": f"{number} and {number + 1}?", "completion": " y" * (1 + number % 7)} for number in range(60)),
+    )
+    return {
+        "init_ckpt": str(folder / "model"), "data_path": str(folder / "data.jsonl"), "cache_dir": str(folder / "cache"),
+        "max_seq_len": 32, "global_batch": 8, "micro_batch": 2, "train_steps": STEPS, "precision": "fp64", "lr": "1e-2",
+        "warmup_steps": 2, "device": "cpu",
+    }  # fmt: skip
+
+
+def trained(settings: dict[str, Any]) -> None:
+    """The training, on this rank."""
+    with may_stop():
+        train(LLMConfig.of(settings))
+
+
+def curve(folder: Path, given: dict[str, Any], layout: str, **more: Any) -> dict[int, tuple[float, float]]:
+    """Train under a layout: the loss and the norm of each step, by the run's own numbers."""
+    laid = Layout.parse(layout)
+    how = {SIZES[name]: value for name, value in laid.axes}
+    settings = {**given, **how, "output_dir": str(folder), "strategy": laid.strategy or None, **more}
+    pool(laid.ranks).run(trained, settings)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: (row["loss"], row["grad_norm"]) for row in rows if "loss" in row}
+
+
+@pytest.fixture(scope="module")
+def alone(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[float, float]]:
+    """What one process does."""
+    return curve(tmp_path_factory.mktemp("alone"), given, "single:1")
+
+
+def same(found: dict[int, tuple[float, float]], wanted: dict[int, tuple[float, float]]) -> None:
+    """Relatively within 1e-10."""
+    assert found.keys() == wanted.keys()
+    for step, numbers in wanted.items():
+        assert found[step] == pytest.approx(numbers, rel=1e-10)
+
+
+@pytest.mark.parametrize("layout", ["ddp:2", "fsdp:2", "tp2:2", "pp2:2", "zero3:2"])
+def test_every_layout_has_one_curve(
+    tmp_path: Path, given: dict[str, Any], alone: dict[int, tuple[float, float]], layout: str
+) -> None:
+    """float64, packed rows, exact weighting of tokens (B070)."""
+    same(curve(tmp_path, given, layout), alone)
+
+
+@pytest.mark.parametrize(
+    "layout", ["fsdp+tp2+pp2:8", "ddp+tp2:4", "fsdp+pp2:4", "tp2+pp2:4", *(f"pp2+schedule={name}:2" for name in (
+        "gpipe", "interleaved1f1b", "interleavedzerobubble", "zbvzerobubble"))],
+)  # fmt: skip
+@pytest.mark.matrix
+def test_more_layouts_have_it_too(
+    tmp_path: Path, given: dict[str, Any], alone: dict[int, tuple[float, float]], layout: str
+) -> None:
+    """Axes together, and other orders of a pipeline."""
+    same(curve(tmp_path, given, layout), alone)
+
+
+@pytest.mark.parametrize("off", ["packing", "use_fused_ops", "use_flash_attn"])
+def test_flags_change_the_way_and_not_the_numbers(
+    tmp_path: Path, given: dict[str, Any], alone: dict[int, tuple[float, float]], off: str
+) -> None:
+    """Kernels and fusions compute the same; rows of one sample are other rows."""
+    found = curve(tmp_path, given, "single:1", **{off: "false"})
+    if off == "packing":
+        assert found != alone
+    else:
+        same(found, alone)
+
+
+def test_it_goes_on_elsewhere_inside_an_epoch(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Two copies, then two tensor parts, then two stages: one curve."""
+    found: dict[int, tuple[float, float]] = {}
+    for steps, layout in ((2, "ddp:2"), (4, "tp2:2"), (STEPS, "pp2:2")):
+        found |= curve(tmp_path, given, layout, lr_schedule="constant", train_steps=steps)
+    whole = curve(tmp_path / "whole", given, "single:1", lr_schedule="constant")
+    same(found, whole)
+
+
+def test_evaluation_is_over_tokens(tmp_path: Path, given: dict[str, Any]) -> None:
+    """The same on one rank and on two, at its steps and at the end."""
+    scores = []
+    for layout in ("single:1", "ddp:2"):
+        curve(tmp_path / layout, given, layout, eval_share="0.2", eval_steps="4", max_seq_len="16")
+        rows = [json.loads(line) for line in (tmp_path / layout / "metrics.jsonl").read_text().splitlines()]
+        scores.append({row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row})
+    assert sorted(scores[0]) == [3, STEPS - 1]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-10)
