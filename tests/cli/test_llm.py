@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.examples.programs import ROOT
+from tests.integration import slurmjob
 from tests.recipes.llm import folders
 from worldsize.launch import env, shell
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from worldsize.testing.slurm import Cluster
 
 PROGRAM = str(ROOT / "examples" / "llm" / "train.py")
 OURS = (sys.executable, "-m", "worldsize")
@@ -26,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders.folder(found / "tiny", num_hidden_layers=8)
     records = ({"prompt": f"{number}?", "completion": f" {number}"} for number in range(200))
     folders.lines(found / "dataset.train.jsonl", records)
+    batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}
+    (found / "llama.json").write_text(json.dumps(batch))
     return found
 
 
@@ -63,13 +67,23 @@ def alone(folder: Path) -> dict[int, float]:
     return losses(run)
 
 
+DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
 STARTS = {
+    "deepspeed": (DEEPSPEED, "--num_gpus", "2", "--num_nodes", "1", PROGRAM, "--deepspeed_config", "llama.json"),
     "worldsize": (*OURS, "run", "--nproc-per-node", "2", PROGRAM),
     "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", PROGRAM),
 }
 
 
-@pytest.mark.parametrize("start", ["worldsize 2x1", pytest.param("torchrun 1x2", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "deepspeed 2x1",
+        "worldsize 1x2",
+        *(pytest.param(f"{name} {sizes}", marks=pytest.mark.matrix) for name, sizes in (
+            ("deepspeed", "1x2"), ("worldsize", "2x1"), ("torchrun", "2x1"), ("torchrun", "1x2"))),
+    ],
+)  # fmt: skip
 def test_the_seeds_flags(folder: Path, alone: dict[int, float], tmp_path: Path, start: str) -> None:
     """Two stages, or two tensor parts: the curve of one process."""
     launcher, sizes = start.split()
@@ -77,6 +91,21 @@ def test_the_seeds_flags(folder: Path, alone: dict[int, float], tmp_path: Path, 
     words = seed_flags(folder, tmp_path / "run", pipe=pipe, model=model)
     done = called(folder, *STARTS[launcher], *words, *EXACT)
     assert done.code == 0, done.err
+    assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.slurm
+@pytest.mark.matrix
+def test_eight_stages_over_two_nodes(slurm: Cluster, folder: Path, alone: dict[int, float], tmp_path: Path) -> None:
+    """Four ranks on each of two nodes of a real Slurm, one layer a rank (B082)."""
+    words = seed_flags(folder, tmp_path / "run", pipe=8, model=1)
+    options = ("--nodes", "2", "--nproc-per-node", "4", "--launcher", "torchrun", "--chdir", str(folder))
+    places = ("--job-dir", str(tmp_path / "job"), "--env", "OMP_NUM_THREADS=1")
+    argv = (*OURS, "submit", PROGRAM, *options, *places, "--", *words, *EXACT)
+    done = shell.call(argv, {**slurm.env, "HOME": str(tmp_path)}, timeout=120, cwd=folder)
+    assert done.code == 0, done.err
+    job = slurmjob.Job(slurm, done.out.strip(), tmp_path / "job", tmp_path / "run")
+    assert job.ends() == "COMPLETED", job.log
     assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-5)
 
 

@@ -77,6 +77,17 @@ def test_a_tied_weight_is_read_for_both_names(tmp_path: Path) -> None:
     assert all(torch.equal(value, theirs.weight) for value in mine.parameters())
 
 
+@pytest.mark.parametrize("kept", ["0.weight", "1.weight"])
+def test_tied_weights_may_be_there_once(tmp_path: Path, kept: str) -> None:
+    """Folders of transformers leave one of the names out."""
+    theirs = nn.Linear(3, 3, bias=False)
+    save_file({kept: theirs.weight.detach()}, tmp_path / "w.safetensors")
+    mine = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    mine[1].weight = mine[0].weight
+    start(_placed(mine), tmp_path / "w.safetensors", Alone())
+    assert all(torch.equal(value, theirs.weight) for value in mine.parameters())
+
+
 @given(st.binary(max_size=64), st.integers(0, 200))
 def test_no_damage_of_a_file_is_a_traceback(junk: bytes, at: int) -> None:
     """Whatever stands in a safetensors file: its tensors, or our error."""

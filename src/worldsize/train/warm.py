@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,8 @@ from worldsize.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from torch import nn
 
     from worldsize.runtime.comm import Comm
     from worldsize.train.parts import Placed
@@ -36,8 +39,10 @@ def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trus
     live = placed.strategy.state(placed.module)
     everywhere = {name for names in comm.gather(sorted(live)) for name in names}
     found = foreign.open_weights(source, trust=trust)
-    names = _names(source, placed.name, {name: name for name in found.facts}, everywhere, strict=strict)
-    missing, unknown = sorted(everywhere - names.keys()), sorted(names.keys() - everywhere)
+    ties, there = _ties(placed.module), {name: name for name in found.facts}
+    names = _names(source, placed.name, there, everywhere, ties) if strict else _part(there, placed.name) or there
+    given = names.keys() | {name for tie in ties if names.keys() & set(tie) for name in tie}
+    missing, unknown = sorted(everywhere - given), sorted(names.keys() - everywhere)
     if strict and (missing or unknown):
         raise CheckpointError(
             "these weights are not of this model",
@@ -52,11 +57,29 @@ def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trus
 
 
 def _names(
-    source: Path, model: str, there: Mapping[str, str], wanted: set[str], *, strict: bool
+    source: Path, model: str, there: Mapping[str, str], wanted: set[str], ties: list[list[str]]
 ) -> Mapping[str, str]:
-    """The model's names -> those of the source."""
-    own = {name.removeprefix(f"{model}/"): each for name, each in there.items() if name.startswith(f"{model}/")}
-    return own or (weights.fitting(source, there, wanted) if strict else there)
+    """The model's names -> those of the source, which may have the first or the last alone of names that are tied."""
+    if own := _part(there, model):
+        return own
+    for kept in (0, -1) if ties else ():
+        once = wanted.difference(*({name for name in tie if name != tie[kept]} for tie in ties))
+        with suppress(CheckpointError):
+            return weights.fitting(source, there, once)
+    return weights.fitting(source, there, wanted)
+
+
+def _part(there: Mapping[str, str], model: str) -> dict[str, str]:
+    """Of a checkpoint of ours, what is the model's."""
+    return {name.removeprefix(f"{model}/"): each for name, each in there.items() if name.startswith(f"{model}/")}
+
+
+def _ties(module: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, value in module.named_parameters(remove_duplicate=False):
+        names.setdefault(value, []).append(name)
+    return [group for group in names.values() if len(group) > 1]
 
 
 def _rounds(names: Mapping[str, str]) -> list[dict[str, str]]:

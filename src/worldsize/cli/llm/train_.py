@@ -28,10 +28,13 @@ A file given with -c has the same names; options win over it. `-` and `_` are al
 @click.option(
     "--local_rank", "--local-rank", hidden=True, help="As deepspeed's launcher gives it; the environment says it too."
 )
+@click.option(
+    "--deepspeed", is_flag=True, hidden=True, help="As programs for deepspeed have it; --deepspeed_config decides."
+)
 @options.from_model(LLMConfig, flags_take_values=True)
-def command(config: Path | None, local_rank: str | None, **asked: Any) -> None:
+def command(config: Path | None, local_rank: str | None, *, deepspeed: bool, **asked: Any) -> None:
     """Read the settings, and train."""
-    del local_rank
+    del local_rank, deepspeed
     values: dict[str, Any] = yamlfile.load(config) if config else {}
     values |= options.given(asked)
     try:

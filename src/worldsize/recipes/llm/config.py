@@ -102,6 +102,8 @@ class LLMConfig(Given):
     """Over how many ranks each row is split."""
     schedule: Text = None
     """The order of work of a pipeline."""
+    deepspeed_config: Place = None
+    """DeepSpeed's JSON: its batch, optimizer, schedule, clipping and precision are the training's, the rest is DeepSpeed's."""
     precision: Annotated[
         Literal["bf16", "fp32", "fp64", "fp16"], by(fields.choice, "bf16", "fp32", "fp64", "fp16")
     ] = "bf16"

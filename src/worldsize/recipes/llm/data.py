@@ -112,8 +112,8 @@ class Rows:
 
 
 def counted(batch: Batch) -> dict[str, float]:
-    """How many tokens of a batch are to be learnt."""
-    return {"tokens": float((batch["labels"] != IGNORED).sum())}
+    """How many tokens of a batch are to be learnt, and how many positions are computed."""
+    return {"tokens": float((batch["labels"] != IGNORED).sum()), "positions": float(batch["tokens"].numel())}
 
 
 def _padded(row: Tensor, length: int, fill: int) -> Tensor:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import worldsize as ws
-from worldsize.recipes.llm import attention, data, shape
+from worldsize.recipes.llm import attention, data, folder, shape, zero
+from worldsize.recipes.llm.meter import Meter
 from worldsize.recipes.llm.model import Decoder, Ways
 
 if TYPE_CHECKING:
@@ -30,13 +31,22 @@ def train(config: LLMConfig) -> dict[str, Any]:
     Raises:
         ConfigError, DataError, CheckpointError, LayoutError: what is set, what was found, what to do.
     """
-    folder, checkpoint, source = config.required()
+    place, checkpoint, source = config.required()
+    rest = None
+    if config.deepspeed_config is not None:
+        config, taken = zero.apply(config, ws.here().size)
+        rest = taken.rest
+        if taken.unused:
+            _say(
+                f"of {config.deepspeed_config} not used beside pipeline and tensor parallel: {', '.join(taken.unused)}"
+            )
     form = shape.read(checkpoint)
     rows = _rows(config, source, form, _say)
     held, kept = _parted(config, rows, form)
     run = ws.Run(
-        folder,
+        place,
         global_batch=config.global_batch,
+        micro_batch=config.micro_batch,
         duration=config.duration,
         seed=config.seed,
         strategy=config.strategy,
@@ -50,17 +60,23 @@ def train(config: LLMConfig) -> dict[str, Any]:
     )
     ways = Ways(_kernel(config), chunked=config.use_fused_ops)
     run.say(f"{form.family}, {form.parameters:,} parameters; attention: {ways.kernel.name}; data: {_told(rows)}")
-    model = run.model(lambda: Decoder(form, ways), init="meta", **_options(config))
+    model = run.model(lambda: Decoder(form, ways), init="meta", **_options(config, rest))
     if not config.from_scratch:
         run.warm_start(model, checkpoint)
     optimizer = run.optimizer(lambda placed: _adamw(config, placed), model, clip=config.clip or None)
     run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
+    if ws.here().rank == 0:
+        folder.keep(checkpoint, _tokenizer(config), place)
+    meter = Meter(form, config.max_seq_len, run.comm.size, _device(config))
     scores: dict[str, float] = {}
     for step in run.steps(count=data.counted):
         for batch in step.micro_batches:
             losses = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
-            step.backward(share=losses.sum() / step.totals["tokens"])
+            step.backward(share=losses.sum() / step.totals["tokens"], of="tokens")
         step.update()
+        meter.add(step.totals["positions"])
+        if _due(config.log_steps, step.index + 1, run.total_steps):
+            run.log(meter.read())
         if kept is not None and _due(config.eval_steps, step.index + 1, run.total_steps):
             scores = _evaluated(run, model, _loader(config, kept, rows, shuffle=False))
             run.log(scores)
@@ -85,10 +101,8 @@ def _rows(config: LLMConfig, source: Path, form: shape.Shape, say: Callable[[str
         over=config.loss_over,
         bad=config.bad_lines,
     )
-    tokenizer = config.tokenizer or config.init_ckpt
-    assert tokenizer is not None
     cache = config.cache_dir or Path("~/.cache/worldsize/tokens").expanduser()
-    return data.rows_of(source, tokenizer, wanted, vocabulary=form.vocabulary, cache=cache, say=say)
+    return data.rows_of(source, _tokenizer(config), wanted, vocabulary=form.vocabulary, cache=cache, say=say)
 
 
 def _parted(config: LLMConfig, rows: Any, form: shape.Shape) -> tuple[Any, Any]:
@@ -110,14 +124,27 @@ def _loader(config: LLMConfig, rows: Any, whole: Rows | Stream, *, shuffle: bool
 
 
 def _kernel(config: LLMConfig) -> attention.Kernel:
-    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    name = config.attention or ("auto" if config.use_flash_attn else "math")
-    return attention.kernel(name, device)
+    return attention.kernel(config.attention or ("auto" if config.use_flash_attn else "math"), _device(config))
 
 
-def _options(config: LLMConfig) -> dict[str, Any]:
-    found = {"compile": config.compile, "activation_checkpointing": config.activation_checkpointing == "full"}
-    return found | ({"schedule": config.schedule} if config.schedule else {})
+def _device(config: LLMConfig) -> torch.device:
+    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _tokenizer(config: LLMConfig) -> Path:
+    found = config.tokenizer or config.init_ckpt
+    assert found is not None
+    return found
+
+
+def _options(config: LLMConfig, deepspeed: dict[str, Any] | None) -> dict[str, Any]:
+    found = {
+        "compile": config.compile,
+        "activation_checkpointing": config.activation_checkpointing == "full",
+        "schedule": config.schedule,
+        "deepspeed": deepspeed,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _adamw(config: LLMConfig, model: nn.Module) -> torch.optim.AdamW:

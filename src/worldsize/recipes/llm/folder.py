@@ -1,0 +1,85 @@
+"""Room: the Hugging Face side of a run: what beside the weights belongs to a model, kept with the run and given back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from worldsize.checkpoint import address, export
+from worldsize.checkpoint.opened import Opened
+from worldsize.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEPT = "huggingface"
+"""The folder inside of a run's."""
+CONFIG = "config.json"
+_BESIDE = (
+    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def keep(model: Path, tokenizer: Path, run: Path) -> None:
+    """Copy what belongs to the model into the run's folder; an earlier attempt's stays."""
+    place = run / KEPT
+    if (place / CONFIG).is_file():
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    for name in reversed(_BESIDE):  # the config last: with it the folder is whole
+        source = model / name if name in (CONFIG, "generation_config.json") else tokenizer / name
+        if source.is_file():
+            shutil.copyfile(source, place / name)
+
+
+def beside(run: Path) -> Path:
+    """The folder with what belongs to a run's model. Raises CheckpointError where the run is not one of a language model."""
+    place = run / KEPT
+    if not (place / CONFIG).is_file():
+        raise CheckpointError(
+            f"{run} is no run of a language model",
+            found=f"no {KEPT}/{CONFIG}",
+            do="worldsize checkpoint export writes weights",
+        )
+    return place
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run folder in which a checkpoint lies."""
+    return checkpoint.resolve().parents[1]
+
+
+def write(
+    where: str, out: Path, *, dtype: str = "bf16", shard: str = export.SHARD, average: bool = False
+) -> list[Path]:
+    """Write a folder that transformers loads.
+
+    Args:
+        where: a run, a checkpoint, or RUN@STEP.
+        out: the folder; it must not exist.
+        dtype: of the weights.
+        shard: the most bytes of a file.
+        average: the running average in place of the weights.
+
+    Returns:
+        the files of the weights.
+
+    Raises:
+        CheckpointError, ConfigError: there is no such checkpoint, it is not a language model's, `out` exists.
+    """
+    checkpoint = address.find(where)
+    place = beside(run_of(checkpoint))
+    weights = export.Weights.choose(Opened(checkpoint), None, dtype, average=average)
+    made = export.safetensors(weights, out, export.size(shard))
+    config: dict[str, Any] = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    for name in reversed(_BESIDE):
+        if name == CONFIG:
+            text = json.dumps({**config, "dtype": _DTYPES[dtype]}, indent=2) + "\n"
+            (out / name).write_text(text, encoding="utf-8")
+        elif (place / name).is_file():
+            shutil.copyfile(place / name, out / name)
+    return made
