@@ -5,12 +5,12 @@ Each new token is one forward pass over the whole text, so every layout of the t
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from worldsize.checkpoint import address, foreign
-from worldsize.checkpoint.manifest import MANIFEST
 from worldsize.errors import ConfigError, DataError
 from worldsize.recipes.llm import data, folder, shape
 from worldsize.recipes.llm.model import Decoder
@@ -18,7 +18,7 @@ from worldsize.recipes.llm.model import Decoder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 def go_on(
@@ -72,40 +72,56 @@ def encoded(tokenizer: Any, prompt: str, *, chat: bool) -> Tensor:
     return torch.tensor(numbers)
 
 
-def loaded(where: str, device: torch.device) -> tuple[Decoder, Any]:
+def loaded(where: str, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Any]:
     """The model of a run, a checkpoint, RUN@STEP or a Hugging Face folder, whole on one device, with its tokenizer.
+
+    Returns:
+        tokens (samples, length) -> logits (samples, length, vocabulary); the tokenizer.
 
     Raises:
         ConfigError, CheckpointError, DataError: there is none, with what is there instead.
     """
-    from pathlib import Path
-
     path = Path(where)
-    plain = (path / folder.CONFIG).is_file() and not (path / MANIFEST).is_file()
+    plain = (path / folder.CONFIG).is_file()
     checkpoint = path if plain else address.find(where)
     beside = path if plain else folder.beside(folder.run_of(checkpoint))
+    model, logits = _bare(beside, device)
+    _fill(where, checkpoint, model)
+    return logits, data.load_tokenizer(beside)
+
+
+def _bare(beside: Path, device: torch.device) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """The model without its weights, and what gives its logits."""
+    try:
+        form = shape.read(beside)
+    except shape.ForeignError:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        other: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(beside), dtype=torch.float32)
+        other.to(device).eval()
+        return other, lambda tokens: other(input_ids=tokens).logits
     with torch.device("meta"):
-        model = Decoder(shape.read(beside))
+        model = Decoder(form)
     model.to_empty(device=device).eval()
-    for module in model.modules():
-        if not list(module.parameters(recurse=False)) and callable(
-            reset := getattr(module, "reset_parameters", None)
-        ):
-            reset()
+    if form.tied:  # memory is given to each name by itself
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.model.turning.reset_parameters()
+    return model, model
+
+
+def _fill(where: str, checkpoint: Path, model: nn.Module) -> None:
     found = foreign.open_weights(checkpoint)
-    own = (
-        {name.removeprefix("model/"): name for name in found.facts}
-        if not plain
-        else {name: name for name in found.facts}
-    )
-    live = {name: value for name, value in model.state_dict().items() if name in own}
-    if missing := sorted(
-        model.state_dict().keys() - own.keys() - ({"lm_head.weight"} if model.shape.tied else set())
-    ):
-        raise ConfigError(f"{where} is not the model that its config.json describes", found=f"no {missing[0]}")
+    own = {name.removeprefix("model/") if name.startswith("model/") else name: name for name in found.facts}
+    live = dict(model.named_parameters(remove_duplicate=False))
+    there = {value for name, value in live.items() if name in own}
+    if missing := [name for name, value in live.items() if value not in there]:
+        raise ConfigError(
+            f"{where} is not the model that its config.json describes",
+            found=f"no {missing[0]}",
+            do="see who wrote it",
+        )
     with torch.no_grad():
-        found.fill({own[name]: value for name, value in live.items()})
-    return model, data.load_tokenizer(beside)
+        found.fill({own[name]: value for name, value in live.items() if name in own})
 
 
 def written(where: str, prompt: str, count: int, *, temperature: float, seed: int, chat: bool) -> str:

@@ -7,12 +7,8 @@ count it. Padding counts as tokens here: it is computed.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from worldsize.recipes.llm.shape import Shape
 
 PEAKS = {
     "B200": 2250e12, "GH200": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
@@ -33,14 +29,13 @@ class Meter:
     """Speed between two looks.
 
     Args:
-        shape: of the model.
-        length: of its rows.
+        flops: operations a token.
         ranks: how many devices work.
         device: this rank's.
     """
 
-    def __init__(self, shape: Shape, length: int, ranks: int, device: torch.device) -> None:
-        self._flops, self._ranks, self._device, self._peak = shape.flops(length), ranks, device, peak(device)
+    def __init__(self, flops: float, ranks: int, device: torch.device) -> None:
+        self._flops, self._ranks, self._device, self._peak = flops, ranks, device, peak(device)
         self._tokens, self._since = 0.0, time.perf_counter()
 
     def add(self, tokens: float) -> None:

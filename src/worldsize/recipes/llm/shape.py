@@ -32,6 +32,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _NOT_BUILT = {"hidden_act": "silu", "attention_dropout": 0.0, "pretraining_tp": 1}
 
 
+class ForeignError(ConfigError):
+    """A model that the native decoder does not compute."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rotary:
     """Rotary position embeddings (Su et al., 2021), and how they are stretched for longer sequences.
@@ -126,7 +130,8 @@ def read(folder: Path) -> Shape:
     """The shape of the model in a Hugging Face folder.
 
     Raises:
-        ConfigError: there is no config.json, it is damaged, or it describes what the native decoder does not compute.
+        ConfigError: there is no config.json, or it is damaged.
+        ForeignError: it describes what the native decoder does not compute.
     """
     return of(config(folder))
 
@@ -154,7 +159,8 @@ def of(config: Mapping[str, Any]) -> Shape:
     """The shape that a config.json describes.
 
     Raises:
-        ConfigError: what the native decoder does not compute, with the name and value.
+        ForeignError: what the native decoder does not compute, with the name and value.
+        ConfigError: a size is missing.
     """
     family = config.get("model_type", "")
     if family not in FAMILIES:
@@ -253,8 +259,8 @@ def _yarn_scale(said: Mapping[str, Any]) -> float | None:
     return float((0.1 * first * log(factor) + 1) / (0.1 * second * log(factor) + 1))
 
 
-def _foreign(name: str, value: Any, known: tuple[Any, ...]) -> ConfigError:
-    return ConfigError(
+def _foreign(name: str, value: Any, known: tuple[Any, ...]) -> ForeignError:
+    return ForeignError(
         f"the native decoder does not compute {name}={value!r}",
         found=f"it knows {', '.join(map(str, known))}",
         do="use --model_impl transformers, which takes any causal language model of transformers (ddp, fsdp, hsdp)",

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import worldsize as ws
-from worldsize.recipes.llm import attention, data, folder, shape, zero
+from worldsize.recipes.llm import data, folder, impl, zero
 from worldsize.recipes.llm.meter import Meter
-from worldsize.recipes.llm.model import Decoder, Ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from worldsize.recipes.llm.config import LLMConfig
     from worldsize.recipes.llm.data import Batch, Rows, Stream
@@ -40,9 +40,9 @@ def train(config: LLMConfig) -> dict[str, Any]:
             _say(
                 f"of {config.deepspeed_config} not used beside pipeline and tensor parallel: {', '.join(taken.unused)}"
             )
-    form = shape.read(checkpoint)
-    rows = _rows(config, source, form, _say)
-    held, kept = _parted(config, rows, form)
+    own = impl.chosen(config, checkpoint, _device(config))
+    rows = _rows(config, source, own, _say)
+    held, kept = _parted(config, rows, own)
     run = ws.Run(
         place,
         global_batch=config.global_batch,
@@ -58,57 +58,52 @@ def train(config: LLMConfig) -> dict[str, Any]:
         saving=ws.Saving(every=f"{config.save_steps}st" if config.save_steps else None),
         data=_loader(config, held, rows, shuffle=True),
     )
-    ways = Ways(_kernel(config), chunked=config.use_fused_ops)
-    run.say(f"{form.family}, {form.parameters:,} parameters; attention: {ways.kernel.name}; data: {_told(rows)}")
-    model = run.model(lambda: Decoder(form, ways), init="meta", **_options(config, rest))
-    if not config.from_scratch:
-        run.warm_start(model, checkpoint)
+    model = own.place(run, _options(config, rest), fresh=config.from_scratch)
+    run.say(f"{own.told()}; data: {_told(rows)}")
     optimizer = run.optimizer(lambda placed: _adamw(config, placed), model, clip=config.clip or None)
     run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
     if ws.here().rank == 0:
         folder.keep(checkpoint, _tokenizer(config), place)
-    meter = Meter(form, config.max_seq_len, run.comm.size, _device(config))
+    meter = Meter(own.flops(config.max_seq_len), run.comm.size, _device(config))
     scores: dict[str, float] = {}
     for step in run.steps(count=data.counted):
         for batch in step.micro_batches:
-            losses = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
-            step.backward(share=losses.sum() / step.totals["tokens"], of="tokens")
+            step.backward(share=own.losses(model, batch).sum() / step.totals["tokens"], of="tokens")
         step.update()
         meter.add(step.totals["positions"])
         if _due(config.log_steps, step.index + 1, run.total_steps):
             run.log(meter.read())
         if kept is not None and _due(config.eval_steps, step.index + 1, run.total_steps):
-            scores = _evaluated(run, model, _loader(config, kept, rows, shuffle=False))
+            scores = _evaluated(run, partial(own.losses, model), _loader(config, kept, rows, shuffle=False))
             run.log(scores)
     return {**run.result, **scores}
 
 
-def _evaluated(run: ws.Run, model: nn.Module, loader: Any) -> dict[str, float]:
+def _evaluated(run: ws.Run, losses: Callable[[Batch], Tensor], loader: Any) -> dict[str, float]:
     """The mean loss over tokens, and its exponential."""
 
     def scored(batch: Batch) -> dict[str, Any]:
-        losses = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
-        return {"eval_loss": (losses.sum(), data.counted(batch)["tokens"])}
+        return {"eval_loss": (losses(batch).sum(), data.counted(batch)["tokens"])}
 
     found = run.evaluate(scored, loader)
     return {**found, "eval_perplexity": math.exp(min(found["eval_loss"], 700.0))}
 
 
-def _rows(config: LLMConfig, source: Path, form: shape.Shape, say: Callable[[str], None]) -> Rows | Stream:
+def _rows(config: LLMConfig, source: Path, own: impl.Impl, say: Callable[[str], None]) -> Rows | Stream:
     wanted = data.Wanted(
         config.max_seq_len,
-        packed=config.packing and config.context_parallel_size == 1,
+        packed=config.packing and config.context_parallel_size == 1 and own.packs,
         over=config.loss_over,
         bad=config.bad_lines,
     )
     cache = config.cache_dir or Path("~/.cache/worldsize/tokens").expanduser()
-    return data.rows_of(source, _tokenizer(config), wanted, vocabulary=form.vocabulary, cache=cache, say=say)
+    return data.rows_of(source, _tokenizer(config), wanted, vocabulary=own.vocabulary, cache=cache, say=say)
 
 
-def _parted(config: LLMConfig, rows: Any, form: shape.Shape) -> tuple[Any, Any]:
+def _parted(config: LLMConfig, rows: Any, own: impl.Impl) -> tuple[Any, Any]:
     """What is trained on, and what is kept back."""
     if config.eval_data is not None:
-        return rows, _rows(config, config.eval_data, form, _say)
+        return rows, _rows(config, config.eval_data, own, _say)
     count = round(len(rows) * config.eval_share)
     if not count:
         return rows, None
@@ -121,10 +116,6 @@ def _loader(config: LLMConfig, rows: Any, whole: Rows | Stream, *, shuffle: bool
     return torch.utils.data.DataLoader(
         rows, batch_size=config.micro_batch, shuffle=shuffle, collate_fn=getattr(rows, "collate", whole.collate)
     )
-
-
-def _kernel(config: LLMConfig) -> attention.Kernel:
-    return attention.kernel(config.attention or ("auto" if config.use_flash_attn else "math"), _device(config))
 
 
 def _device(config: LLMConfig) -> torch.device:

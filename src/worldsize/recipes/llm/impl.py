@@ -1,0 +1,163 @@
+"""Room: whose code computes the model: the native decoder, or transformers' own class for all other families.
+
+Both give losses and logits by position under the names of the folder's files. What only the native one can (packing, pipelines,
+a head that never holds all logits, weights read shard by shard) is refused or left out for the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from worldsize.errors import ConfigError
+from worldsize.recipes.llm import attention, losses, shape
+from worldsize.recipes.llm.model import Decoder, Ways
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    import worldsize as ws
+    from worldsize.recipes.llm.config import LLMConfig
+    from worldsize.recipes.llm.data import Batch
+
+
+class Impl(Protocol):
+    """One way to have a model."""
+
+    vocabulary: int
+    packs: bool
+    """Whether several documents may share a row."""
+
+    def told(self) -> str:
+        """What a person hears of it."""
+        ...
+
+    def flops(self, length: int) -> float:
+        """Operations a token, see `shape.Shape.flops`."""
+        ...
+
+    def place(self, run: ws.Run, options: dict[str, Any], *, fresh: bool) -> nn.Module:
+        """The model on the run's ranks, with the folder's weights or fresh ones."""
+        ...
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """One loss a position (samples, length), 0 where its label is ignored."""
+        ...
+
+    def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        """(samples, length) -> (samples, length, vocabulary)."""
+        ...
+
+
+class Native:
+    """The decoder of `model`."""
+
+    packs = True
+
+    def __init__(self, folder: Path, form: shape.Shape, ways: Ways) -> None:
+        self._folder, self._form, self._ways = folder, form, ways
+        self.vocabulary = form.vocabulary
+
+    def told(self) -> str:
+        """See `Impl`."""
+        return f"{self._form.family}, {self._form.parameters:,} parameters; attention: {self._ways.kernel.name}"
+
+    def flops(self, length: int) -> float:
+        """See `Impl`."""
+        return self._form.flops(length)
+
+    def place(self, run: ws.Run, options: dict[str, Any], *, fresh: bool) -> nn.Module:
+        """Built without memory, filled module by module, then each rank reads its part."""
+        model = run.model(lambda: Decoder(self._form, self._ways), init="meta", **options)
+        if not fresh:
+            run.warm_start(model, self._folder)
+        return model
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Impl`."""
+        found: Tensor = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
+        return found
+
+    def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        """See `Impl`."""
+        found: Tensor = model(tokens)
+        return found
+
+
+class Transformers:
+    """transformers' class for the folder's `model_type`."""
+
+    packs = False
+
+    def __init__(self, folder: Path, config: LLMConfig) -> None:
+        said = shape.config(folder)
+        self._folder, self._family, self.vocabulary = (
+            folder,
+            said.get("model_type", "?"),
+            int(said.get("vocab_size", 0)),
+        )
+        for name in ("pipe_parallel_size", "context_parallel_size"):
+            if getattr(config, name) > 1:
+                raise ConfigError(
+                    f"{name} is for the native decoder", found=f"{getattr(config, name)}, model_type {self._family!r}",
+                    do="use ddp, fsdp, hsdp, or model_parallel_size where transformers has a plan for it",
+                )  # fmt: skip
+        self._kernel = "sdpa" if config.use_flash_attn else "eager"
+        self._count = 0
+
+    def told(self) -> str:
+        """See `Impl`."""
+        return f"{self._family} by transformers, {self._count:,} parameters; attention: {self._kernel}"
+
+    def flops(self, length: int) -> float:
+        """Six for each parameter; what attention adds is not known here."""
+        del length
+        return 6.0 * self._count
+
+    def place(self, run: ws.Run, options: dict[str, Any], *, fresh: bool) -> nn.Module:
+        """Built whole on every rank; drop-out as its configuration says."""
+
+        def build() -> nn.Module:
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            how = {"attn_implementation": self._kernel, "dtype": torch.float32}
+            if fresh:
+                made: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self._folder), **how)
+            else:
+                made = AutoModelForCausalLM.from_pretrained(self._folder, local_files_only=True, **how)
+            made.config.use_cache = False
+            self._count = sum(value.numel() for value in made.parameters())
+            found: nn.Module = made.train()
+            return found
+
+        return run.model(build, **options)
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Padding stands behind, so causality alone keeps it out of sight."""
+        return losses.of_logits(self.logits(model, batch["tokens"]), batch["labels"])
+
+    def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        """See `Impl`."""
+        found: Tensor = model(input_ids=tokens).logits
+        return found
+
+
+def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
+    """The native decoder where it knows the family, unless another is asked for.
+
+    Raises:
+        ConfigError: the native one is asked for and does not compute this model; or the folder has no model.
+    """
+    if config.model_impl == "transformers":
+        return Transformers(folder, config)
+    try:
+        form = shape.read(folder)
+    except shape.ForeignError:
+        if config.model_impl == "native":
+            raise
+        return Transformers(folder, config)
+    name = config.attention or ("auto" if config.use_flash_attn else "math")
+    return Native(folder, form, Ways(attention.kernel(name, device), chunked=config.use_fused_ops))
