@@ -211,3 +211,8 @@ def _unexcused(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> l
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for minutes begins first: at the end nobody else would have anything to do meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)

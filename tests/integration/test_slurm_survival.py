@@ -38,6 +38,7 @@ def nothing_lost(job: Job, steps: int, restarts: int) -> None:
     slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, str(steps), "never", "0", "0"))
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(900)
 def test_three_time_limits_lose_nothing(slurm: Cluster, tmp_path: Path) -> None:
     """Each time the signal comes before the limit, the ranks agree, commit, and the job goes back into the queue."""
@@ -78,7 +79,7 @@ def test_a_dead_node_costs_at_most_what_was_not_committed(slurm: Cluster, tmp_pa
     slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, "60", "5st", "0", "0"))
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "accelerate"])
+@pytest.mark.parametrize("launcher", [pytest.param("srun", marks=pytest.mark.matrix), "torchrun", "accelerate"])
 def test_a_stop_reaches_the_ranks_through_every_launcher(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """Those flatten exit codes, and some die of the signal; the record of rank 0 puts the job back into the queue."""
     job = start(slurm, tmp_path, "--launcher", launcher, words=("60", "never", "1", "0.5"), ranks=2)

@@ -53,7 +53,9 @@ def expected(folder: Path) -> dict[int, float]:
     return alone(folder, *WORDS[2:])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.matrix] if way == "torchrun" else []) for way in WAYS]
+)
 def test_a_launcher_starts_the_same_training(way: str, folder: Path, expected: dict[int, float]) -> None:
     """DeepSpeed's own, and those that know nothing of it."""
     run = folder / "runs" / way.replace(" ", "-")

@@ -1,0 +1,160 @@
+"""Room: tokens a second of `worldsize llm train` on all GPUs, beside torchtitan's, each at the best setting that was found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import measure
+
+TARGET = 1 / 1.12
+"""Ratio of times: at least 1.12 times as many tokens."""
+LENGTH = 8192
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": LENGTH, "rope_theta": 500000.0, "hidden_act": "silu",
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "8B": {**LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "3B": {**LLAMA, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24},
+    "1B": {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
+    "tiny": {**LLAMA, "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+             "num_attention_heads": 8, "max_position_embeddings": 64},
+}  # fmt: skip
+OURS = "compile=true"
+PEER = "--compile.enable --activation_checkpoint.mode none"
+_SPEED = re.compile(r"tps: ([\d,]+)")
+
+
+def ours(shape: str, asked: argparse.Namespace, settings: str) -> dict[str, float]:
+    """Median tokens a second and device of our recipe, and its peak of memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        prepare(place, SHAPES[shape], asked.length)
+        given = {
+            "init_ckpt": place / "model", "data_path": place / "tokens", "output_dir": place / "run", "from_scratch": "true",
+            "max_seq_len": asked.length, "train_steps": asked.steps, "log_steps": 1, "micro_batch": 1, "strategy": "fsdp",
+            "precision": "bf16", "lr": "3e-4", "warmup_steps": 200, "lr_schedule": "constant",
+            **dict(pair.split("=") for pair in settings.split(",") if pair),
+        }  # fmt: skip
+        given.setdefault("global_batch", asked.ranks * int(given["micro_batch"]))
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        start = measure.worldsize_run("--nproc-per-node", str(asked.ranks), "-m", "worldsize")
+        run([*start, "llm", "train", *words], asked.timeout)
+        rows = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = [row for row in rows if "tokens_per_second_per_device" in row][asked.steps // 2 :]
+    names = ("tokens_per_second_per_device", "mfu", "memory_gb")
+    return {name: statistics.median(row[name] for row in seen) for name in names if name in seen[0]}
+
+
+def prepare(place: Path, shape: dict[str, Any], length: int) -> None:
+    """A folder with the shape alone, and random tokens."""
+    import numpy as np
+
+    for name in ("model", "tokens"):
+        (place / name).mkdir()
+    (place / "model" / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    draw = np.random.default_rng(0)
+    np.save(place / "tokens" / "tokens.npy", draw.integers(0, shape["vocab_size"], 4096 * length, dtype=np.uint32))
+
+
+def torchtitan(shape: str, asked: argparse.Namespace, flags: str) -> dict[str, float]:
+    """Median tokens a second and device of torchtitan's own trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        assets = Path(folder) / "tests" / "assets"
+        texts(assets)
+        words = [
+            "--model.name", "llama3", "--model.flavor", shape, "--model.hf_assets_path", "tests/assets/tokenizer",
+            "--training.dataset", "c4_test", "--training.seq_len", str(asked.length), "--training.local_batch_size", "1",
+            "--training.max_norm", "1.0", "--training.steps", str(asked.steps), "--optimizer.lr", "3e-4",
+            "--lr_scheduler.warmup_steps", "200", "--metrics.log_freq", "1", *flags.split(),
+        ]  # fmt: skip
+        launch = measure.torchrun("--standalone", "--nproc-per-node", str(asked.ranks), "--local-ranks-filter", "0")
+        text = run([*launch, "-m", "torchtitan.train", *words], asked.timeout, cwd=folder)
+    seen = [float(found.replace(",", "")) for found in _SPEED.findall(text)][asked.steps // 2 :]
+    return {"tokens_per_second_per_device": statistics.median(seen)}
+
+
+def texts(assets: Path) -> None:
+    """Text and a small tokenizer where torchtitan's tests have theirs."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    lines = [json.dumps({"text": path.read_text(encoding="utf-8", errors="ignore")}) for path in sources]
+    for name in ("c4_test", "tokenizer"):
+        (assets / name).mkdir(parents=True)
+    (assets / "c4_test" / "data.json").write_text("\n".join(lines * 4) + "\n", encoding="utf-8")
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = ["<|begin_of_text|>", "<|end_of_text|>"]
+    bare.train([str(path) for path in sources[:20]], trainers.BpeTrainer(vocab_size=2048, special_tokens=words))
+    bare.save(str(assets / "tokenizer" / "tokenizer.json"))
+    said = {"bos_token": words[0], "eos_token": words[1], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (assets / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+def run(command: list[str], timeout: float, cwd: str | None = None) -> str:
+    """Run to the end; what it printed. Raises RuntimeError with its end where it failed."""
+    more = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    done = subprocess.run(
+        command, timeout=timeout, cwd=cwd, env=measure.environment(**more), text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:6])} ended with {done.returncode}: {done.stdout[-2000:]}")
+    return done.stdout
+
+
+def main() -> None:
+    """Measure and print."""
+    import torch
+
+    count = torch.cuda.device_count()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="8B" if count else "tiny", choices=list(SHAPES))
+    parser.add_argument("--ranks", type=int, default=count or 2)
+    parser.add_argument("--length", type=int, default=LENGTH if count else 64)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument(
+        "--ours", action="append", help="Settings of ours, as name=value,...; several times to try several."
+    )
+    parser.add_argument(
+        "--peer", action="append", help="Flags of torchtitan; several times to try several; none: ''."
+    )
+    asked = parser.parse_args()
+    tried = asked.ours or [OURS if count else "precision=fp32,strategy=ddp"]
+    best: dict[str, list[float]] = {"ours": [], "peer": []}
+    for _ in range(asked.rounds):
+        speeds = []
+        for settings in tried:
+            found = ours(asked.shape, asked, settings)
+            print(f"  ours {settings}: {found}", file=sys.stderr, flush=True)
+            speeds.append(found["tokens_per_second_per_device"])
+        best["ours"].append(max(speeds))
+        if find_spec("torchtitan") is not None and count:
+            peers = [torchtitan(asked.shape, asked, flags) for flags in asked.peer or [PEER]]
+            print(f"  torchtitan: {peers}", file=sys.stderr, flush=True)
+            best["peer"].append(max(each["tokens_per_second_per_device"] for each in peers))
+    times = {which: [1e6 / speed for speed in speeds] for which, speeds in best.items()}
+    what = f"a million tokens on a device, llama {asked.shape}, {asked.ranks} ranks, length {asked.length}"
+    if times["peer"]:
+        found = measure.compare(what, times["ours"], times["peer"], unit="s", against="torchtitan", target=TARGET)
+    else:
+        print("not measured: torchtitan: not installed, or no GPU", flush=True)
+        found = measure.Comparison(what, statistics.median(times["ours"]), None, "s", "nobody")
+    measure.report([found])
+
+
+if __name__ == "__main__":
+    main()
