@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from worldsize.checkpoint import disk
+from worldsize.checkpoint import disk, safe
 from worldsize.checkpoint.skeleton import unpack
 from worldsize.errors import CheckpointError, ConfigError
 
@@ -32,14 +32,8 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 """What `dtype` may be. Only floating-point tensors are cast."""
 
 SHARD = "5GB"
-SAFETENSORS = ".safetensors"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
-    torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in safe.DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +117,7 @@ def safetensors(weights: Weights, target: Path | str, max_shard: int) -> list[Pa
     """
     target = Path(target)
     _check_dtypes(weights)
-    if target.suffix == SAFETENSORS:
+    if target.suffix == safe.SUFFIX:
         with beside(target) as file:
             _write_one(weights, file, list(weights.own))
         return [target]
@@ -131,11 +125,11 @@ def safetensors(weights: Weights, target: Path | str, max_shard: int) -> list[Pa
     with beside(target) as folder:
         folder.mkdir()
         if len(groups) == 1:
-            names = [f"model{SAFETENSORS}"]
+            names = [f"model{safe.SUFFIX}"]
         else:
-            names = [f"model-{n + 1:05d}-of-{len(groups):05d}{SAFETENSORS}" for n in range(len(groups))]
+            names = [f"model-{n + 1:05d}-of-{len(groups):05d}{safe.SUFFIX}" for n in range(len(groups))]
             disk.write(
-                folder / f"model{SAFETENSORS}.index.json", _index(weights, dict(zip(names, groups, strict=True)))
+                folder / f"model{safe.SUFFIX}.index.json", _index(weights, dict(zip(names, groups, strict=True)))
             )
         for name, group in zip(names, groups, strict=True):
             _write_one(weights, folder / name, group)

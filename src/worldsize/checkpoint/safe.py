@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SUFFIX = ".safetensors"
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+    "C64": torch.complex64,
 }  # fmt: skip
+"""By the format's names."""
 _LENGTH = 8
 _LONGEST = 100_000_000
 """Of a header, by the format."""
@@ -91,7 +93,7 @@ def _header(file: Path, text: bytes, length: int) -> dict[str, Any]:
 
 def _place(file: Path, name: str, entry: Mapping[str, Any], begin: int, values: int) -> Place:
     try:
-        dtype, shape, (start, stop) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        dtype, shape, (start, stop) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file} is damaged: what it says of {name}", found=str(entry)) from error
     if stop - start != math.prod(shape) * dtype.itemsize or start < 0 or stop > values:

@@ -50,8 +50,7 @@ def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trus
             do="rename them, or strict=False to take what fits",
         )
     with torch.no_grad():
-        for targets in _rounds({name: names[name] for name in live if name in names}):
-            found.fill({there: live[here] for here, there in targets.items()})
+        found.fill({names[name]: tensor for name, tensor in live.items() if name in names})
     placed.strategy.filled(placed.module, live)
     return missing
 
@@ -80,14 +79,3 @@ def _ties(module: nn.Module) -> list[list[str]]:
     for name, value in module.named_parameters(remove_duplicate=False):
         names.setdefault(value, []).append(name)
     return [group for group in names.values() if len(group) > 1]
-
-
-def _rounds(names: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tied tensors may have one name in the source: a round for each of them."""
-    rounds: list[dict[str, str]] = []
-    for here, there in names.items():
-        free = next((each for each in rounds if there not in each.values()), None)
-        if free is None:
-            rounds.append(free := {})
-        free[here] = there
-    return rounds

@@ -32,13 +32,11 @@ if TYPE_CHECKING:
 Batch = dict[str, "Tensor"]
 _FORM = 1
 """Of what is kept in caches; raise it where that changes."""
-_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
+TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+"""Files that a tokenizer may be made of."""
 _MOST = 1_000_000
 """Lines whose numbers are kept to be told."""
 _TOLD = 5
@@ -292,7 +290,7 @@ def load_tokenizer(folder: Path) -> Any:
 def _key(path: Path, tokenizer: Path, wanted: Wanted, vocabulary: int) -> str:
     """Of all that the tokens depend on."""
     whole = hashlib.blake2b(f"{_FORM} {wanted} {vocabulary}".encode(), digest_size=16)
-    for file in (path, *(tokenizer / name for name in _TOKENIZER)):
+    for file in (path, *(tokenizer / name for name in TOKENIZER)):
         if file.is_file():
             try:
                 with file.open("rb") as stream:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from worldsize.checkpoint import address, export
 from worldsize.checkpoint.opened import Opened
 from worldsize.errors import CheckpointError
+from worldsize.recipes.llm.data import TOKENIZER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 KEPT = "huggingface"
 """The folder inside of a run's."""
 CONFIG = "config.json"
-_BESIDE = (
-    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
+_MODEL = (CONFIG, "generation_config.json")
+_BESIDE = (*_MODEL, *TOKENIZER)
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -30,7 +29,7 @@ def keep(model: Path, tokenizer: Path, run: Path) -> None:
         return
     place.mkdir(parents=True, exist_ok=True)
     for name in reversed(_BESIDE):  # the config last: with it the folder is whole
-        source = model / name if name in (CONFIG, "generation_config.json") else tokenizer / name
+        source = model / name if name in _MODEL else tokenizer / name
         if source.is_file():
             shutil.copyfile(source, place / name)
 
