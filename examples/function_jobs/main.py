@@ -52,8 +52,11 @@ def main(config: SlurmConfig) -> dict[str, object]:
             optimizer.zero_grad()
         losses.append(accelerator.gather(loss.detach().reshape(1)).mean().item())
         accelerator.print(f"loss {losses[-1]:.4f}")
-    accelerator.end_training()
     parameter = type(next(model.parameters())).__name__
+    # DDP goes before its process group: torch 2.13 may hang where it is the last to hold one of gloo.
+    accelerator.free_memory()
+    del model
+    accelerator.end_training()
     return {"job": config.job_name, "ranks": accelerator.num_processes, "parameter": parameter, "losses": losses}
 
 

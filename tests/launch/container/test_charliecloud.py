@@ -40,6 +40,7 @@ here = {"image": os.path.exists("/etc/image"), "slurm": shutil.which("scontrol")
 here |= {"job": os.environ["SLURM_JOB_ID"], "world": dist.get_world_size(), "losses": losses, "words": sys.argv[1:]}
 with open(f"rank{dist.get_rank()}.json", "w") as file:
     json.dump(here, file)
+del model  # before its group: see examples/function_jobs
 dist.destroy_process_group()
 """
 STOPS = """
