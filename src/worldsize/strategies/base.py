@@ -35,6 +35,7 @@ class Options:
         init: "here" builds the whole model on every rank. "meta" builds it without memory and then fills module by
             module through `reset_parameters`, each under a random key of its path: the same weights under every
             strategy, and FSDP never holds more than one unit whole. See `worldsize.strategies.building`.
+        low_frozen: hold parameters that are not trained in the dtype that is computed in, not in that of the others.
         compile: compile the model in place: True, a mode's name, or torch.compile's arguments by name.
         activation_checkpointing: recompute the activations of these module classes in the backward pass; True for
             the repeated blocks.
@@ -54,6 +55,7 @@ class Options:
     """
 
     init: Literal["here", "meta"] = "here"
+    low_frozen: bool = False
     compile: bool | str | Mapping[str, Any] = False
     activation_checkpointing: bool | tuple[type[nn.Module], ...] = False
     unused_parameters: Literal["error", "allow"] = "error"

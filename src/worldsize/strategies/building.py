@@ -10,6 +10,7 @@ plain attributes, and weights that the constructor wrote over after their module
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +57,10 @@ def begin(
     if options.init == "here":
         model = build()
         _refuse_lazy(model)
-        return model.to(device=device, dtype=precision.parameters), _filled
+        model.to(device=device, dtype=precision.parameters)
+        for value in model.parameters():
+            value.data = value.data.to(_dtype(value, precision, options))
+        return model, _filled
     seed = torch.initial_seed()
     with _Writes() as written, torch.device("meta"):
         model = build()
@@ -65,7 +69,9 @@ def begin(
     tensors = [*model.parameters(), *model.buffers()]
     if tensors and not any(value.is_meta for value in tensors):
         raise ConfigError("init='meta' builds the model itself", do="give run.model its class or a function")
-    return model, _Filler(model, _owners(model, written.log), seed, precision, device).fill
+    return model, _Filler(
+        model, _owners(model, written.log), seed, partial(_dtype, precision=precision, options=options), device
+    ).fill
 
 
 def whole(build: Callable[[], nn.Module], options: Options, precision: Precision, device: torch.device) -> nn.Module:
@@ -92,14 +98,27 @@ def _refuse_lazy(model: nn.Module) -> None:
         )
 
 
+def _dtype(value: Tensor, precision: Precision, options: Options) -> torch.dtype:
+    """What a parameter or buffer is held in."""
+    if not value.is_floating_point():
+        return value.dtype
+    frozen = isinstance(value, nn.Parameter) and not value.requires_grad
+    return (precision.autocast if frozen and options.low_frozen else None) or precision.parameters
+
+
 class _Filler:
     """Gives memory and values to modules of one meta model, each once."""
 
     def __init__(
-        self, model: nn.Module, owners: dict[Tensor, nn.Module], seed: int, precision: Precision, device: torch.device
+        self,
+        model: nn.Module,
+        owners: dict[Tensor, nn.Module],
+        seed: int,
+        dtype: Callable[[Tensor], torch.dtype],
+        device: torch.device,
     ) -> None:
         self._owners, self._paths = owners, {module: path for path, module in model.named_modules()}
-        self._seed, self._dtype, self._device = seed, precision.parameters, device
+        self._seed, self._dtype, self._device = seed, dtype, device
         self._real: dict[Tensor, Tensor] = {}
         self._done: set[nn.Module] = set()
 
@@ -141,8 +160,8 @@ class _Filler:
                 "reset_parameters leaves something unset", found=self._named(module, left), do=_OWN_INIT
             )
         for value in _own(module).values():
-            if value.is_floating_point() and value.dtype is not self._dtype and not hasattr(value, "device_mesh"):
-                value.data = value.data.to(self._dtype)
+            if not hasattr(value, "device_mesh"):
+                value.data = value.data.to(self._dtype(value))
 
     def _make_room(self, module: nn.Module) -> list[str]:
         """Replace meta tensors by memory that shows whether it was written. Returns the names of those not seen before."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -31,7 +31,7 @@ from worldsize.strategies.base import brief
 from worldsize.strategies.outputs import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -151,7 +151,9 @@ class Split:
             self._summed += [(inner, name) for inner in module.modules() for name in inner._parameters]  # noqa: SLF001
         elif style != "replicate":
             trained = {name: value.requires_grad for name, value in module.named_parameters()}
-            parallelize_module(module, self._mesh, self._torch(module, style), src_data_rank=None)
+            laid = self._torch(module, style)
+            beside = getattr(module, "tp_beside", {}).get(style) if isinstance(style, str) else None
+            parallelize_module(module, self._mesh, _Beside(laid, beside) if beside else laid, src_data_rank=None)
             for name, value in module.named_parameters():
                 value.requires_grad_(trained[name])
 
@@ -324,6 +326,25 @@ class _Both(ParallelStyle):
         self._style.src_data_rank = self.src_data_rank
         laid = self._style._apply(module, device_mesh)  # noqa: SLF001 - as parallelize_module does
         laid.register_forward_hook(lambda _module, _args, out: out if torch.is_grad_enabled() else out.full_tensor())
+        return laid
+
+
+class _Beside(ParallelStyle):
+    """A module with more parameters than a style of torch knows: it says itself along which dimension each is split."""
+
+    def __init__(self, style: ParallelStyle, dims: Mapping[str, int | None]) -> None:
+        self._style, self._dims = style, dims
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self._style.src_data_rank = self.src_data_rank
+        own = {name: module._parameters.pop(name) for name in self._dims}  # noqa: SLF001
+        laid = self._style._apply(module, device_mesh)  # noqa: SLF001 - as parallelize_module does
+        for name, dim in self._dims.items():
+            value, place = own[name], Replicate() if dim is None else Shard(dim)
+            assert value is not None
+            laid.register_parameter(
+                name, nn.Parameter(distribute_tensor(value, device_mesh, [place], src_data_rank=None))
+            )
         return laid
 
 

@@ -138,7 +138,13 @@ class Run:
         return placed.module  # type: ignore[return-value]
 
     def warm_start(
-        self, model: nn.Module, source: str | Path, *, strict: bool = True, trust: bool = False
+        self,
+        model: nn.Module,
+        source: str | Path,
+        *,
+        strict: bool = True,
+        fresh: str | None = None,
+        trust: bool = False,
     ) -> list[str]:
         """Begin with weights from elsewhere. A run that has a checkpoint of its own goes on from that instead.
 
@@ -146,6 +152,7 @@ class Run:
             model: what `run.model` returned.
             source: a checkpoint of ours, a torch file, safetensors, a Lightning checkpoint, an accelerate folder.
             strict: refuse names that only one side has.
+            fresh: a pattern of names that the source need not have, such as adapters' `*.lora_*`.
             trust: allow unpickling, which runs code from the file.
 
         Returns:
@@ -153,7 +160,7 @@ class Run:
         """
         self._engine.parts.refuse_late("a warm start")
         placed = self._engine.parts.placed(model)
-        return warm.start(placed, Path(source), self._engine.comm, strict=strict, trust=trust)
+        return warm.start(placed, Path(source), self._engine.comm, strict=strict, fresh=fresh, trust=trust)
 
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.

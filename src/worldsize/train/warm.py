@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from worldsize.train.parts import Placed
 
 
-def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trust: bool = False) -> list[str]:
+def start(
+    placed: Placed, source: Path, comm: Comm, *, strict: bool = True, fresh: str | None = None, trust: bool = False
+) -> list[str]:
     """Copy weights into a placed model, each rank its own part. Collective.
 
     Args:
@@ -28,6 +31,7 @@ def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trus
         source: whatever `checkpoint.weights.read_weights` understands; of a checkpoint of ours, the part of the model's name.
         comm: the other ranks, which may hold parameters of other names.
         strict: names must fit, with the prefixes of wrappers taken off.
+        fresh: a pattern of names that the source need not have (`*.lora_*`).
         trust: allow unpickling.
 
     Returns:
@@ -38,15 +42,21 @@ def start(placed: Placed, source: Path, comm: Comm, *, strict: bool = True, trus
     """
     live = placed.strategy.state(placed.module)
     everywhere = {name for names in comm.gather(sorted(live)) for name in names}
+    spared = {name for name in everywhere if fresh and fnmatch(name, fresh)}
     found = foreign.open_weights(source, trust=trust)
     ties, there = _ties(placed.module), {name: name for name in found.facts}
-    names = _names(source, placed.name, there, everywhere, ties) if strict else _part(there, placed.name) or there
+    names = (
+        _names(source, placed.name, there, everywhere - spared, ties)
+        if strict
+        else _part(there, placed.name) or there
+    )
     given = names.keys() | {name for tie in ties if names.keys() & set(tie) for name in tie}
     missing, unknown = sorted(everywhere - given), sorted(names.keys() - everywhere)
-    if strict and (missing or unknown):
+    lacking = [name for name in missing if name not in spared]
+    if strict and (lacking or unknown):
         raise CheckpointError(
             "these weights are not of this model",
-            found=f"{len(missing)} names missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}",
+            found=f"{len(lacking)} names missing {lacking[:3]}, {len(unknown)} unknown {unknown[:3]}",
             do="rename them, or strict=False to take what fits",
         )
     with torch.no_grad():

@@ -92,6 +92,15 @@ class LLMConfig(Given):
     clip: Annotated[float | None, by(fields.number)] = 1.0
     """The largest norm of all gradients together; 0: any."""
 
+    lora_rank: Whole = 0
+    """Train adapters of this rank beside the layers' projections, and nothing else; 0: train all weights."""
+    lora_alpha: Annotated[float | None, by(fields.number)] = None
+    """What adapters give is multiplied by lora_alpha / lora_rank. Not given: twice the rank."""
+    lora_dropout: Share = 0.0
+    """Of what goes into an adapter."""
+    lora_targets: Annotated[str, by(fields.text)] = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    """Which projections have one, with commas between."""
+
     strategy: Text = None
     """How the model lies over ranks: single, ddp, fsdp, hsdp, zero1 ... See docs/strategies.md."""
     pipe_parallel_size: Count = 1
@@ -127,6 +136,8 @@ class LLMConfig(Given):
             raise _both("train_steps", self.train_steps, "epochs", self.epochs)
         if self.eval_data is not None and self.eval_share:
             raise _both("eval_data", self.eval_data, "eval_share", self.eval_share)
+        if self.lora_dropout and self.model_parallel_size > 1:
+            raise _both("lora_dropout", self.lora_dropout, "model_parallel_size", self.model_parallel_size)
         if self.context_parallel_size > 1 and self.packing and "packing" in self.model_fields_set:
             raise _both("context_parallel_size", self.context_parallel_size, "packing", self.packing)
         return self

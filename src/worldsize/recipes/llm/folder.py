@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 from worldsize.checkpoint import address, export
 from worldsize.checkpoint.opened import Opened
 from worldsize.errors import CheckpointError
+from worldsize.recipes.llm import lora
 from worldsize.recipes.llm.data import TOKENIZER
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from worldsize.recipes.llm.lora import Lora
 
 KEPT = "huggingface"
 """The folder inside of a run's."""
@@ -22,12 +25,14 @@ _BESIDE = (*_MODEL, *TOKENIZER)
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def keep(model: Path, tokenizer: Path, run: Path) -> None:
-    """Copy what belongs to the model into the run's folder; an earlier attempt's stays."""
+def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None) -> None:
+    """Copy what belongs to the model into the run's folder, and say what is beside it; an earlier attempt's stays."""
     place = run / KEPT
     if (place / CONFIG).is_file():
         return
     place.mkdir(parents=True, exist_ok=True)
+    if adapters is not None:
+        (place / lora.FILE).write_text(adapters.text(str(model)), encoding="utf-8")
     for name in reversed(_BESIDE):  # the config last: with it the folder is whole
         source = model / name if name in _MODEL else tokenizer / name
         if source.is_file():
@@ -72,6 +77,9 @@ def write(
     checkpoint = address.find(where)
     place = beside(run_of(checkpoint))
     weights = export.Weights.choose(Opened(checkpoint), None, dtype, average=average)
+    adapters = lora.Lora.read(place)
+    if adapters is not None:
+        weights = lora.Merged.of(weights, adapters)
     made = export.safetensors(weights, out, export.size(shard))
     config: dict[str, Any] = json.loads((place / CONFIG).read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)

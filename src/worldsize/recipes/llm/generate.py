@@ -12,7 +12,7 @@ import torch
 
 from worldsize.checkpoint import address, foreign
 from worldsize.errors import ConfigError, DataError
-from worldsize.recipes.llm import data, folder, shape
+from worldsize.recipes.llm import data, folder, lora, shape
 from worldsize.recipes.llm.model import Decoder
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ def _bare(beside: Path, device: torch.device) -> tuple[nn.Module, Callable[[Tens
         return other, lambda tokens: other(input_ids=tokens).logits
     with torch.device("meta"):
         model = Decoder(form)
+        adapters = lora.Lora.read(beside)
+        if adapters is not None:
+            lora.adapt(model, adapters)
     model.to_empty(device=device).eval()
     if form.tied:  # memory is given to each name by itself
         model.lm_head.weight = model.model.embed_tokens.weight

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm import attention, losses, shape
+from worldsize.recipes.llm import attention, lora, losses, shape
 from worldsize.recipes.llm.model import Decoder, Ways
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import worldsize as ws
     from worldsize.recipes.llm.config import LLMConfig
     from worldsize.recipes.llm.data import Batch
+    from worldsize.recipes.llm.lora import Lora
 
 
 class Impl(Protocol):
@@ -57,13 +58,15 @@ class Native:
 
     packs = True
 
-    def __init__(self, folder: Path, form: shape.Shape, ways: Ways) -> None:
-        self._folder, self._form, self._ways = folder, form, ways
+    def __init__(self, folder: Path, form: shape.Shape, ways: Ways, adapters: Lora | None = None) -> None:
+        self._folder, self._form, self._ways, self._adapters = folder, form, ways, adapters
         self.vocabulary = form.vocabulary
 
     def told(self) -> str:
         """See `Impl`."""
-        return f"{self._form.family}, {self._form.parameters:,} parameters; attention: {self._ways.kernel.name}"
+        adapters = f"; adapters of rank {self._adapters.rank}" if self._adapters else ""
+        size = f"{self._form.family}, {self._form.parameters:,} parameters"
+        return f"{size}; attention: {self._ways.kernel.name}{adapters}"
 
     def flops(self, length: int) -> float:
         """See `Impl`."""
@@ -71,9 +74,14 @@ class Native:
 
     def place(self, run: ws.Run, options: dict[str, Any], *, fresh: bool) -> nn.Module:
         """Built without memory, filled module by module, then each rank reads its part."""
-        model = run.model(lambda: Decoder(self._form, self._ways), init="meta", **options)
+
+        def build() -> nn.Module:
+            made = Decoder(self._form, self._ways)
+            return lora.adapt(made, self._adapters) if self._adapters else made
+
+        model = run.model(build, init="meta", low_frozen=self._adapters is not None, **options)
         if not fresh:
-            run.warm_start(model, self._folder)
+            run.warm_start(model, self._folder, fresh=lora.OWN if self._adapters else None)
         return model
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -105,6 +113,11 @@ class Transformers:
                     f"{name} is for the native decoder", found=f"{getattr(config, name)}, model_type {self._family!r}",
                     do="use ddp, fsdp, hsdp, or model_parallel_size where transformers has a plan for it",
                 )  # fmt: skip
+        if config.lora_rank:
+            raise ConfigError(
+                "lora_rank is for the native decoder", found=f"{config.lora_rank}, model_type {self._family!r}",
+                do="train all weights of it",
+            )  # fmt: skip
         self._kernel = "sdpa" if config.use_flash_attn else "eager"
         self._count = 0
 
@@ -160,4 +173,5 @@ def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
             raise
         return Transformers(folder, config)
     name = config.attention or ("auto" if config.use_flash_attn else "math")
-    return Native(folder, form, Ways(attention.kernel(name, device), chunked=config.use_fused_ops))
+    ways = Ways(attention.kernel(name, device), chunked=config.use_fused_ops)
+    return Native(folder, form, ways, lora.of(config))

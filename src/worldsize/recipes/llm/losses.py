@@ -52,6 +52,8 @@ def chunked(hidden: Tensor, weight: Tensor, labels: Tensor, scale: float = 1.0, 
     if torch.is_autocast_enabled(device):
         low = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(low), weight.to(low)
+    if not torch.is_grad_enabled():
+        return _pass(hidden, weight, labels, scale=scale, rows=rows, outer=None, wanted=(False, False))[0]
     found: Tensor = _Chunked.apply(hidden, weight, labels, scale, rows)  # type: ignore[no-untyped-call]
     return found
 
@@ -61,8 +63,7 @@ class _Chunked(torch.autograd.Function):
     def forward(  # noqa: PLR0917 - torch passes no names
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: float, rows: int
     ) -> Tensor:
-        trained = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        losses, ctx.grads = _pass(hidden, weight, labels, scale=scale, rows=rows, outer=None, grads=trained)
+        losses, ctx.grads = _pass(hidden, weight, labels, scale=scale, rows=rows, outer=None, wanted=_wanted(ctx))
         ctx.save_for_backward(hidden, weight, labels)
         ctx.scale, ctx.rows = scale, rows
         return losses
@@ -73,21 +74,33 @@ class _Chunked(torch.autograd.Function):
         found, ctx.grads = ctx.grads, None
         if found is not None and not any(outer.stride()):  # one number, spread: a sum's
             one = outer.as_strided((), ())
-            return found[0].mul_(one), found[1].mul_(one), None, None, None
-        _, again = _pass(hidden, weight, labels, scale=ctx.scale, rows=ctx.rows, outer=outer, grads=True)
-        assert again is not None
+            return *(grad if grad is None else grad.mul_(one) for grad in found), None, None, None
+        _, again = _pass(hidden, weight, labels, scale=ctx.scale, rows=ctx.rows, outer=outer, wanted=_wanted(ctx))
         return *again, None, None, None
 
 
+def _wanted(ctx: Any) -> tuple[bool, bool]:
+    """Whether the hidden states' and the weight's gradients are wanted."""
+    states, weight = ctx.needs_input_grad[:2]
+    return states, weight
+
+
 def _pass(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, scale: float, rows: int, outer: Tensor | None, grads: bool
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    scale: float,
+    rows: int,
+    outer: Tensor | None,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     """Losses, and gradients of hidden states and weight where they are wanted."""
     states, targets = hidden.flatten(0, -2), labels.flatten()
     exact = torch.float64 if hidden.dtype is torch.float64 else torch.float32
     losses = torch.empty(targets.shape, dtype=exact, device=hidden.device)
-    of_states = torch.empty_like(states) if grads else None
-    of_weight = torch.zeros_like(weight) if grads else None
+    of_states = torch.empty_like(states) if wanted[0] else None
+    of_weight = torch.zeros_like(weight) if wanted[1] else None
     for part in _parts(len(targets), rows):
         counted, logits = targets[part] != IGNORED, (states[part] @ weight.T).to(exact)
         picked = targets[part].clamp_min(0)[:, None]
@@ -95,7 +108,7 @@ def _pass(
             logits.mul_(scale)
         ends = logits.logsumexp(-1, keepdim=True)
         losses[part] = ((ends - logits.gather(-1, picked))[:, 0]).where(counted, 0)
-        if of_states is None or of_weight is None:
+        if of_states is None and of_weight is None:
             continue
         weights = counted[:, None].to(exact) * scale
         if outer is not None:
@@ -103,10 +116,11 @@ def _pass(
         slopes = logits.sub_(ends).exp_().mul_(weights)
         slopes.scatter_add_(-1, picked, -weights)
         low = slopes.to(hidden.dtype)
-        torch.mm(low, weight, out=of_states[part])
-        of_weight.addmm_(low.T, states[part])
-    found = None if of_states is None or of_weight is None else (of_states.view(hidden.shape), of_weight)
-    return losses.view(labels.shape), found
+        if of_states is not None:
+            torch.mm(low, weight, out=of_states[part])
+        if of_weight is not None:
+            of_weight.addmm_(low.T, states[part])
+    return losses.view(labels.shape), (None if of_states is None else of_states.view(hidden.shape), of_weight)
 
 
 def _parts(count: int, rows: int) -> Iterator[slice]:

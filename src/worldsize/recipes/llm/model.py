@@ -48,12 +48,12 @@ class Linear(nn.Linear):
     """A projection with fresh weights of the model's own spread."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, spread: float) -> None:
-        self._spread = spread
+        self.spread = spread
         super().__init__(inputs, outputs, bias=bias)
 
     def reset_parameters(self) -> None:
         """Normal with the model's spread; no bias."""
-        nn.init.normal_(self.weight, std=self._spread)
+        nn.init.normal_(self.weight, std=self.spread)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import worldsize as ws
-from worldsize.recipes.llm import data, folder, impl, zero
+from worldsize.recipes.llm import data, folder, impl, lora, zero
 from worldsize.recipes.llm.meter import Meter
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def train(config: LLMConfig) -> dict[str, Any]:
     optimizer = run.optimizer(lambda placed: _adamw(config, placed), model, clip=config.clip or None)
     run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
     if ws.here().rank == 0:
-        folder.keep(checkpoint, _tokenizer(config), place)
+        folder.keep(checkpoint, _tokenizer(config), place, lora.of(config))
     meter = Meter(own.flops(config.max_seq_len), run.comm.size, _device(config))
     scores: dict[str, float] = {}
     for step in run.steps(count=data.counted):
