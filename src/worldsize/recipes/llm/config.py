@@ -68,6 +68,12 @@ class LLMConfig(Given):
     """Evaluate every so many steps, and at the end; 0: never."""
     save_steps: Whole = 0
     """Save every so many steps; 0: at the end, and when a stop is asked for."""
+    generate_steps: Whole = 0
+    """Every so many steps, and at the end, show what the model goes on with after each of generate_prompts; 0: never."""
+    generate_prompts: Text = None
+    """A file with a prompt a line, or a prompt."""
+    generate_tokens: Count = 32
+    """How many tokens follow a prompt."""
     log_steps: Count = 10
     """Write a line every so many steps."""
     seed: Whole = 0
@@ -136,6 +142,10 @@ class LLMConfig(Given):
             raise _both("train_steps", self.train_steps, "epochs", self.epochs)
         if self.eval_data is not None and self.eval_share:
             raise _both("eval_data", self.eval_data, "eval_share", self.eval_share)
+        if self.generate_steps and self.generate_prompts is None:
+            raise ConfigError(
+                "generate_steps without generate_prompts", do="give --generate_prompts a prompt or a file"
+            )
         if self.lora_dropout and self.model_parallel_size > 1:
             raise _both("lora_dropout", self.lora_dropout, "model_parallel_size", self.model_parallel_size)
         if self.context_parallel_size > 1 and self.packing and "packing" in self.model_fields_set:

@@ -5,11 +5,13 @@ Each new token is one forward pass over the whole text, so every layout of the t
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import worldsize as ws
 from worldsize.checkpoint import address, foreign
 from worldsize.errors import ConfigError, DataError
 from worldsize.recipes.llm import data, folder, lora, shape
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
+
+SEEN = "generated.jsonl"
+"""What a training's looks are written to, in the run folder."""
 
 
 def go_on(
@@ -37,16 +42,50 @@ def go_on(
         the drawn tokens (count,).
     """
     draw = torch.Generator().manual_seed(seed)
-    row = tokens[None]
+    # One length for all passes, as compiled layers and pipelines like it; what is behind does not count for what is before.
+    row, begin = torch.cat((tokens, tokens.new_zeros(count)))[None], len(tokens)
     with torch.no_grad():
-        for _ in range(count):
-            last = model(row)[0, -1].double().cpu()
+        for at in range(begin, begin + count):
+            last = model(row)[0, at - 1].double().cpu()
             if temperature > 0:
                 chosen = torch.multinomial(torch.softmax(last / temperature, -1), 1, generator=draw)
             else:
                 chosen = last.argmax(keepdim=True)
-            row = torch.cat((row, chosen[None].to(row.device)), dim=1)
-    return row[0, len(tokens) :]
+            row[0, at] = chosen.item()
+    return row[0, begin:]
+
+
+class Looks:
+    """Prompts that a training looks at now and then.
+
+    Args:
+        source: a file with a prompt a line, or a prompt.
+        count: how many tokens follow.
+        tokenizer: of the model.
+        place: the run folder, which gets a file of what was seen.
+    """
+
+    def __init__(self, source: str, count: int, tokenizer: Any, place: Path) -> None:
+        path = Path(source)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else [source]
+        self._prompts = [line for line in lines if line.strip()]
+        self._data = [encoded(tokenizer, prompt, chat=False) for prompt in self._prompts]
+        self._count, self._tokenizer, self._file = count, tokenizer, place / SEEN
+
+    def look(self, run: ws.Run, logits: Callable[[Tensor], Tensor], step: int) -> None:
+        """Say what follows each, and write it down. Collective: ranks share the prompts, or work on each together."""
+        loader = torch.utils.data.DataLoader(self._data, batch_size=1)  # type: ignore[arg-type, var-annotated]
+        found = run.predict(lambda batch: go_on(logits, batch[0], self._count)[None], loader)
+        texts = [text_of(self._tokenizer, row) for row in found]
+        for prompt, text in zip(self._prompts, texts, strict=True):
+            run.say(f"worldsize: step {step}: {prompt!r} -> {text!r}")
+        if ws.here().rank == 0:
+            self._write(step, texts)
+
+    def _write(self, step: int, texts: list[str]) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            for prompt, text in zip(self._prompts, texts, strict=True):
+                file.write(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
 
 
 def text_of(tokenizer: Any, tokens: Tensor) -> str:

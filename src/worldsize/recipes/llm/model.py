@@ -211,9 +211,8 @@ class Run:
         if self.embed is not None:
             states = self.embed(states)
         length = states.shape[1]
-        if positions is None:
-            positions = torch.arange(length, device=states.device)[None]
-        turn, view = self.turning(positions, states.dtype), self.kernel.view(length, documents, states.device)
+        at = torch.arange(length, device=states.device)[None] if positions is None else positions
+        turn, view = self.turning(at, states.dtype), self.kernel.view(length, documents, states.device)
         for layer in self.layers:
             states = layer(states, turn, view)
         if self.norm is not None:
@@ -235,10 +234,14 @@ class Section(nn.Module):
         labels: Tensor | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
-    ) -> Tensor | Passing:
-        """See `Decoder.forward`."""
+    ) -> Tensor | tuple[Tensor | None, ...]:
+        """See `Decoder.forward`. What stands last and is not there is not handed on: only tensors pass between stages."""
         run = Run(self.embed, list(self.layers), self.norm, self.head, self.turning, self._kernel)
-        return run(states, labels, positions, documents)
+        found = run(states, labels, positions, documents)
+        if isinstance(found, torch.Tensor):
+            return found
+        there = next(count for count in range(len(found), 0, -1) if found[count - 1] is not None)
+        return found[:there]
 
 
 class Body(nn.Module):

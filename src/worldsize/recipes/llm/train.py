@@ -11,6 +11,7 @@ import torch
 
 import worldsize as ws
 from worldsize.recipes.llm import data, folder, impl, lora, zero
+from worldsize.recipes.llm.generate import Looks
 from worldsize.recipes.llm.meter import Meter
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def train(config: LLMConfig) -> dict[str, Any]:
     run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
     if ws.here().rank == 0:
         folder.keep(checkpoint, _tokenizer(config), place, lora.of(config))
+    looks = _looks(config, place)
     meter = Meter(own.flops(config.max_seq_len), run.comm.size, _device(config))
     scores: dict[str, float] = {}
     for step in run.steps(count=data.counted):
@@ -76,7 +78,15 @@ def train(config: LLMConfig) -> dict[str, Any]:
         if kept is not None and _due(config.eval_steps, step.index + 1, run.total_steps):
             scores = _evaluated(run, partial(own.losses, model), _loader(config, kept, rows, shuffle=False))
             run.log(scores)
+        if looks is not None and _due(config.generate_steps, step.index + 1, run.total_steps):
+            looks.look(run, partial(own.logits, model), step.index + 1)
     return {**run.result, **scores}
+
+
+def _looks(config: LLMConfig, place: Path) -> Looks | None:
+    if not config.generate_steps or config.generate_prompts is None:
+        return None
+    return Looks(config.generate_prompts, config.generate_tokens, data.load_tokenizer(_tokenizer(config)), place)
 
 
 def _evaluated(run: ws.Run, losses: Callable[[Batch], Tensor], loader: Any) -> dict[str, float]:
