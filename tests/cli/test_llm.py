@@ -11,6 +11,7 @@ import pytest
 
 from tests.examples.programs import ROOT
 from tests.integration import slurmjob
+from tests.launch.container import image
 from tests.recipes.llm import folders
 from worldsize.launch import env, shell
 
@@ -96,12 +97,18 @@ def test_the_seeds_flags(folder: Path, alone: dict[int, float], tmp_path: Path, 
 
 @pytest.mark.slurm
 @pytest.mark.matrix
-def test_eight_stages_over_two_nodes(slurm: Cluster, folder: Path, alone: dict[int, float], tmp_path: Path) -> None:
-    """Four ranks on each of two nodes of a real Slurm, one layer a rank (B082)."""
+@pytest.mark.parametrize("place", ["host", pytest.param("container", marks=pytest.mark.container)])
+def test_eight_stages_over_two_nodes(
+    slurm: Cluster, folder: Path, alone: dict[int, float], tmp_path: Path, place: str
+) -> None:
+    """Four ranks on each of two nodes of a real Slurm, one layer a rank (B082); on the nodes or in an image there."""
     words = seed_flags(folder, tmp_path / "run", pipe=8, model=1)
+    box = {"image": str(image.make(tmp_path / "image")), "runtime": "charliecloud", "python": sys.executable}
+    box["binds"] = [*image.binds(), str(folder), str(tmp_path)]
+    (tmp_path / "job.yaml").write_text(json.dumps({"container": box} if place == "container" else {}))
     options = ("--nodes", "2", "--nproc-per-node", "4", "--launcher", "torchrun", "--chdir", str(folder))
     places = ("--job-dir", str(tmp_path / "job"), "--env", "OMP_NUM_THREADS=1")
-    argv = (*OURS, "submit", PROGRAM, *options, *places, "--", *words, *EXACT)
+    argv = (*OURS, "submit", "-c", str(tmp_path / "job.yaml"), PROGRAM, *options, *places, "--", *words, *EXACT)
     done = shell.call(argv, {**slurm.env, "HOME": str(tmp_path)}, timeout=120, cwd=folder)
     assert done.code == 0, done.err
     job = slurmjob.Job(slurm, done.out.strip(), tmp_path / "job", tmp_path / "run")
