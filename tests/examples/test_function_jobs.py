@@ -21,7 +21,7 @@ LOSSES: dict[str, Any] = {}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.matrix)])
 def test_accelerate_starts_one_world_on_two_nodes(slurm: Cluster, tmp_path: Path, kind: str) -> None:
     """With only the import changed; the result of rank 0 comes back, sharded or not with the same losses."""
     folder = tmp_path / "example"

@@ -26,7 +26,7 @@ SMALL = ("--mem", "200M", "--cpus-per-task", "1", "--time", "5", "--env", "OMP_N
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.matrix)])
 def test_two_nodes_train_as_one(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """Both forms of the job: banner, log named after job and id, checkpoints, the model's weights."""
     folder = tmp_path / "slurm_ddp"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Triple = tuple[Layout, Layout, int, int]
 """Writer, reader, after which step the first is stopped, and the micro-batch."""
-PARTS, EACH = 40, 5
+PARTS, EACH = 100, 2
 STEPS = 2 * program.STEPS_PER_EPOCH
 WHOLE = ("horovod", *stack.ZERO)
 """They lie over all ranks, with no other axis."""

@@ -17,14 +17,15 @@ pytestmark = pytest.mark.slurm
 
 PROGRAM = slurmjob.HERE.parents[1] / "examples" / "digits" / "train.py"
 WORDS = ("--duration", "2ep", "--precision", "fp64")
+DAILY = (("worldsize", "fsdp"), ("srun", "ddp"), ("torchrun", "fsdp"))
 
 
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
     [
-        pytest.param(launcher, strategy, marks=() if (number + other) % 2 == 0 else pytest.mark.matrix)
-        for number, launcher in enumerate(["worldsize", "srun", "torchrun", "accelerate", "template"])
-        for other, strategy in enumerate(["fsdp", "ddp"])
+        pytest.param(launcher, strategy, marks=() if (launcher, strategy) in DAILY else pytest.mark.matrix)
+        for launcher in ("worldsize", "srun", "torchrun", "accelerate", "template")
+        for strategy in ("fsdp", "ddp")
     ],
 )
 def test_two_nodes_of_two_ranks_train_as_one_process(
@@ -49,7 +50,7 @@ def test_two_nodes_of_two_ranks_train_as_one_process(
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize("launcher", ["horovodrun", "srun"])
+@pytest.mark.parametrize("launcher", ["horovodrun", pytest.param("srun", marks=pytest.mark.matrix)])
 def test_horovod_on_two_nodes_trains_as_one_process(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """By its own launcher, which reaches the second node by ssh, and by one task a rank."""
     options = ("--nodes", "2", "--nproc-per-node", "2", "--launcher", launcher, "--env", "WORLDSIZE_STRATEGY=horovod")

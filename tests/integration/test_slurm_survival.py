@@ -79,7 +79,9 @@ def test_a_dead_node_costs_at_most_what_was_not_committed(slurm: Cluster, tmp_pa
     slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, "60", "5st", "0", "0"))
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("srun", marks=pytest.mark.matrix), "torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("srun", "accelerate"))]
+)
 def test_a_stop_reaches_the_ranks_through_every_launcher(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """Those flatten exit codes, and some die of the signal; the record of rank 0 puts the job back into the queue."""
     job = start(slurm, tmp_path, "--launcher", launcher, words=("60", "never", "1", "0.5"), ranks=2)

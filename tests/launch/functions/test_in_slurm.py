@@ -41,7 +41,10 @@ def log(job: Job[Any]) -> str:
     return job.stdout()
 
 
-@pytest.mark.parametrize("launcher", ["worldsize", "srun", "torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher",
+    ["worldsize", "torchrun", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("srun", "accelerate"))],
+)
 def test_the_exception_of_a_rank_of_another_node_is_raised_here(launcher: str) -> None:
     """Its own type, with rank, host, line and remote traceback, through every launcher (B094)."""
 
