@@ -29,7 +29,7 @@ class JsonLines:
         row = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
         self._write(self._metrics, {"step": step, **row})
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, kind: str, /, **facts: Any) -> None:
         """One line: what, when, attempt, and the facts."""
         self._write(self._events, {"event": kind, **facts})
 
