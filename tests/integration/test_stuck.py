@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SHORT = "floor=2,first=4,data=3,save=4,evaluation=3"
+SHORT = "floor=2,first=20,data=4,save=4,evaluation=4"
 AFTER = {
     "stopped": "stopped by a signal (state T); the others wait in all_reduce",
     "spinning": "runs outside of any collective, in stuck.py:{spinning} in spinning; the others wait in all_reduce",
@@ -29,6 +29,8 @@ AFTER = {
     "worker": "waits for data: data worker {worker} is in stuck.py:{sleeping} in sleeping; the others wait in all_gather",
     "skipped": "never began all_reduce (1 of group ",
 }
+QUICK = {"worker": ",first=8"}
+"""Its data is missing in the first steps already."""
 launched = pytest.mark.parametrize(
     "how", [how if how == "stopped" else pytest.param(how, marks=pytest.mark.matrix) for how in AFTER]
 )
@@ -60,7 +62,6 @@ def last(run: Path) -> float:
 def expected(how: str, folder: Path) -> str:
     """What must be said of it: with the lines of the program that hangs."""
     lines = {name: call.__code__.co_firstlineno + 2 for name, call in stuck.HOW.items()}
-    lines["spinning"] += 1
     file = folder / "hung-0"
     return AFTER[how].format(**{**lines, "worker": file.read_text() if file.exists() else ""})
 
@@ -78,7 +79,7 @@ def test_the_right_rank_is_named_and_ended(tmp_path: Path, how: str) -> None:
     """The suspect is ended with the one line, whoever started the ranks; stacks of all are there."""
     crew = Crew(2, tmp_path / "logs")
     began = time.monotonic()
-    crew.start(stuck.main, str(tmp_path / "run"), how, json.dumps({"stall": f"requeue,{SHORT}"}))
+    crew.start(stuck.main, str(tmp_path / "run"), how, json.dumps({"stall": f"requeue,{SHORT}{QUICK.get(how, '')}"}))
     codes = crew.wait(60)
     said, took = crew.said(), time.monotonic() - began
     crew.close()
@@ -88,16 +89,16 @@ def test_the_right_rank_is_named_and_ended(tmp_path: Path, how: str) -> None:
     stall = tmp_path / "run" / "attempts" / "0" / "stall"
     assert f"stacks: {stall}" in said
     assert (stall / "rank-0000.txt").stat().st_size > 200
-    assert ("no stack" if how == "stopped" else "stuck.py") in (
-        stall / "rank-0001.txt"
-    ).read_text() or how == "stopped"
+    seen = (stall / "rank-0001.txt").read_text()
+    assert "stuck.py" in seen or "state T" in seen, seen
 
 
 @launched
 def test_it_is_started_again_once_and_ends_right(tmp_path: Path, how: str, undisturbed: float) -> None:
     """By our launcher, from the last commit, with the last loss of the run that never stopped."""
-    words = ("-n", "2", "--max-restarts", "1", "--stall", f"requeue,{SHORT}", stuck.__file__, tmp_path / "run", how)
-    done = commands.run(*words, env={"OMP_NUM_THREADS": "1"}, timeout=120)
+    stall = f"requeue,{SHORT}{QUICK.get(how, '')}"
+    words = ("-n", "2", "--max-restarts", "1", "--stall", stall, stuck.__file__, tmp_path / "run", how)
+    done = commands.run(*words, env={"OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.code == 0, done.err
     (line,) = [line for line in done.err.splitlines() if "has made no progress since step" in line]
     assert line.startswith("worldsize: rank 1 of 2 on ")
@@ -123,8 +124,8 @@ def test_a_second_stop_at_the_same_step_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["holding", "sleeping"])
 def test_a_rank_alone_ends_itself(tmp_path: Path, how: str, undisturbed: float) -> None:
     """Also where native code holds the only interpreter there is."""
-    settings = json.dumps({"stall": "requeue,floor=1,first=2,data=2,save=2"})
-    done = commands.run("--max-restarts", "1", stuck.__file__, tmp_path / "run", how, settings, timeout=120)
+    settings = json.dumps({"stall": "requeue,floor=1,first=8,data=8,save=8"})
+    done = commands.run("--max-restarts", "1", stuck.__file__, tmp_path / "run", how, settings, timeout=300)
     assert done.code == 0, done.err
     place = f"in stuck.py:{stuck.HOW[how].__code__.co_firstlineno + 2}"
     assert (
