@@ -1,0 +1,1 @@
+"""Room: how a training's speed grows with its ranks."""
