@@ -33,6 +33,7 @@ ALL = (
     Benchmark("commands.py"),
     Benchmark("launch.py"),
     Benchmark("order.py"),
+    Benchmark("overhead.py"),
     Benchmark("restart.py"),
     Benchmark("step.py", gpus=2),
     Benchmark("save.py", gpus=2),

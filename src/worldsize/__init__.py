@@ -16,6 +16,8 @@ _NAMES = {
     "Trainer": "worldsize.train.trainer",
     "accuracy": "worldsize.train.criterion",
     "Saving": "worldsize.train.settings",
+    "Track": "worldsize.track.spec",
+    "Stall": "worldsize.train.settings",
     "Duration": "worldsize.config",
     "Step": "worldsize.train.step",
     "World": "worldsize.world",
@@ -40,15 +42,17 @@ if TYPE_CHECKING:
     from worldsize.launch.spawn import spawn
     from worldsize.runtime.env import here
     from worldsize.runtime.report import committed, stop_requested
+    from worldsize.track.spec import Track
     from worldsize.train.criterion import accuracy
     from worldsize.train.run import Run
-    from worldsize.train.settings import Saving
+    from worldsize.train.settings import Saving, Stall
     from worldsize.train.step import Step
     from worldsize.train.trainer import Trainer
     from worldsize.world import World
 
 __all__ = [  # noqa: RUF022 - in the order of API.md
-    "Run", "Trainer", "Saving", "Step", "accuracy", "data", "Duration", "committed", "stop_requested", "spawn", "job",
+    "Run", "Trainer", "Saving", "Stall", "Track", "Step", "accuracy", "data", "Duration", "committed", "stop_requested",
+    "spawn", "job",
     "slurm_fn", "SlurmConfig", "World", "here", "WorldsizeError", "LayoutError",
 ]  # fmt: skip
 

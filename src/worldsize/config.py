@@ -54,4 +54,25 @@ class Duration:
         return f"{self.count}{self.unit}"
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A few steps: first <= step < stop, counted from 0."""
+
+    first: int
+    stop: int
+
+    @classmethod
+    def parse(cls, text: str) -> Window:
+        """Read "steps=10:13" or "10:13", the steps 10, 11 and 12. Raises ConfigError on anything else."""
+        found = re.fullmatch(r"\s*(?:steps?\s*=\s*)?(\d+)\s*:\s*(\d+)\s*", text)
+        if not found or int(found[1]) >= int(found[2]):
+            raise ConfigError(
+                "these are no steps", found=repr(text), do="write the first and the one after the last: steps=10:13"
+            )
+        return cls(int(found[1]), int(found[2]))
+
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step < self.stop
+
+
 _HELP = "write a number and a unit: 500st (steps), 10ep (epochs), 1Msa (samples), 2Btok (tokens)"

@@ -71,6 +71,14 @@ class StepError(WorldsizeError):
     """The training loop used a step in a way that would train something else than was meant."""
 
 
+class StallError(WorldsizeError):
+    """No step is made any more."""
+
+
+class OutOfMemoryError(WorldsizeError):
+    """A device, or the host, has not the memory that the training asked for."""
+
+
 class CheckpointError(WorldsizeError):
     """A checkpoint is damaged, foreign, or does not belong to this training."""
 
@@ -87,6 +95,10 @@ class NotStartedError(LaunchError):
     """Nothing was started: the port, the program or the place is not as it was said."""
 
     exit_code = EXIT_USAGE
+
+
+class TrackError(WorldsizeError):
+    """A tracker that is required does not work."""
 
 
 class MissingExtraError(WorldsizeError):

@@ -103,8 +103,9 @@ def test_eight_stages_over_two_nodes(
 ) -> None:
     """Four ranks on each of two nodes of a real Slurm, one layer a rank (B082); on the nodes or in an image there."""
     words = seed_flags(folder, tmp_path / "run", pipe=8, model=1)
-    box = {"image": str(image.make(tmp_path / "image")), "runtime": "charliecloud", "python": sys.executable}
-    box["binds"] = [*image.binds(), str(folder), str(tmp_path)]
+    binds = [*image.binds(), str(folder), str(tmp_path)]
+    root = str(image.make(tmp_path / "image"))
+    box = {"image": root, "runtime": "charliecloud", "python": sys.executable, "binds": binds}
     (tmp_path / "job.yaml").write_text(json.dumps({"container": box} if place == "container" else {}))
     options = ("--nodes", "2", "--nproc-per-node", "4", "--launcher", "torchrun", "--chdir", str(folder))
     places = ("--job-dir", str(tmp_path / "job"), "--env", "OMP_NUM_THREADS=1")

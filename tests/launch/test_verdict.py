@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.launch.failure import Failure
+from worldsize.launch.endings import Ending, from_text
+from worldsize.launch.failure import Failure, from_code
 from worldsize.launch.verdict import Judge, Report, Verdict
 
 FAILED = Failure("h", 3, "ValueError", rank=0)
@@ -70,3 +71,27 @@ def test_an_attempt_that_commits_nothing_after_commits_is_the_last() -> None:
     judge = Judge(max_restarts=9)
     assert judge.decide([Report((3,), (FAILED,), step=5)]).again
     assert not judge.decide([Report((3,), (FAILED,), step=None)]).again
+
+
+def test_a_training_that_stops_at_the_same_step_again_is_left() -> None:
+    """However many restarts there are; the first time it is started again, and Slurm's jobs do the same."""
+    first = "rank 1 (h, pid 7) has made no progress since step 17: sleeps; the others wait in all_reduce"
+    again = first.replace(":", ", for the second time:", 1)
+    for what, retried, ending in ((first, True, Ending.HANG), (again, False, Ending.USER_ERROR)):
+        failed = Failure("h", 1, what, rank=1)
+        verdict = Judge(9).decide([Report((1, 0), (failed,), step=16)])
+        assert verdict.again is retried
+        assert from_text(failed.line) is ending
+        assert ending.retry is retried
+
+
+def test_native_code_that_was_stuck_is_told_by_what_c_printed() -> None:
+    """The line of the main thread, which comes last."""
+    tail = (
+        'Timeout (0:05:00)!\nThread 0x1 (most recent call first):\n  File "/lib/x.py", line 1 in wait\n\n'
+        'Thread 0x2 (most recent call first):\n  File "/home/me/train.py", line 59 in load\n'
+        '  File "/home/me/train.py", line 8 in f\n'
+    )
+    what, _ = from_code(1, tail)
+    assert what == "no progress for 0:05:00: native code holds the interpreter, in train.py:59"
+    assert from_text(what) is Ending.HANG

@@ -9,7 +9,7 @@ import pytest
 
 from worldsize.config import Duration
 from worldsize.errors import ConfigError, LayoutError
-from worldsize.train.settings import Saving, Settings
+from worldsize.train.settings import Saving, Settings, Stall
 
 BASE = Settings(Path("run"), 48, 4, Duration(2, "ep"))
 
@@ -92,3 +92,27 @@ def test_wrong_saving_is_refused_at_once(wrong: dict[str, str]) -> None:
     """Not at the first save."""
     with pytest.raises(ConfigError):
         Saving(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_stall_is_said_in_words() -> None:
+    """A policy, and lengths by name; the command line changes what it names."""
+    assert Stall().said("requeue,floor=30, data=600") == Stall("requeue", floor=30, data=600)
+    assert Stall("requeue", first=9).said("off") == Stall("off", first=9)
+    assert BASE.overridden({"WORLDSIZE_STALL": "times=3"}).stall == Stall(times=3)
+    found = BASE.overridden({"WORLDSIZE_NONFINITE": "skip", "WORLDSIZE_DIGEST_EVERY": "50"})
+    assert (found.nonfinite, found.digest_every) == ("skip", 50)
+
+
+@pytest.mark.parametrize("words", ["sometimes", "floor=soon", "floor=0", "ground=3"])
+def test_a_wrong_stall_is_an_error_in_words(words: str) -> None:
+    """It shows what was said."""
+    with pytest.raises(ConfigError, match="stall"):
+        Stall().said(words)
+
+
+def test_wrong_guards_are_errors_in_words() -> None:
+    """Of numbers that are not finite, and of digests."""
+    with pytest.raises(ConfigError, match="nonfinite"):
+        replace(BASE, nonfinite="hope")
+    with pytest.raises(ConfigError, match="digest_every"):
+        replace(BASE, digest_every=0)

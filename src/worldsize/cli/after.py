@@ -25,12 +25,14 @@ from worldsize.runtime.hostlist import expand
 @click.option("--asked", is_flag=True, help="Whether it was asked to stop.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0)
 @click.option("--exclude/--no-exclude", default=True, help="Whether nodes with bad hardware are left out.")
+@click.option("--without", default="", help="Nodes that its step did not use.")
 def command(folder: Path, job: str, attempt: str, code: int, **options: Any) -> None:
     """Say on stderr what failed, write it into the exit record, and print the root's exit code and what follows.
 
     `CODE again [NODES]`: the job comes again, without those nodes; `CODE stopped`: it only did what it was asked to.
     """
-    this = after.Attempt(folder, job, attempt, code, _hosts(options["ranks"]), options["log"], options["began"])
+    hosts = _hosts(options["ranks"], options["without"])
+    this = after.Attempt(folder, job, attempt, code, hosts, options["log"], options["began"])
     root = after.root_code(after.tail(this.log), code)
     known = exitfile.read(this.record).failed
     if known is None and (root == EXIT_STOPPED or (options["asked"] and root > SIGNALLED)):
@@ -48,10 +50,11 @@ def command(folder: Path, job: str, attempt: str, code: int, **options: Any) -> 
         click.echo(f"worldsize: {'tried again' if found.again else 'not tried again'}: {found.why}", err=True)
 
 
-def _hosts(ranks: str) -> list[str]:
+def _hosts(ranks: str, without: str) -> list[str]:
     """Where each rank was, as far as the job's environment says it."""
     try:
-        nodes = expand(env.read().get("SLURM_JOB_NODELIST", ""))
+        left = set(without.split(","))
+        nodes = [node for node in expand(env.read().get("SLURM_JOB_NODELIST", "")) if node not in left]
     except WorldError:
         return []
     counts = [int(word) for word in ranks.split(",")]

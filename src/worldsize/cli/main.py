@@ -29,11 +29,19 @@ COMMANDS = {
     "restart": ("worldsize.cli.restart", "Start an ended Slurm job again where it stopped, as a new one."),
     "drill": ("worldsize.cli.drill", "Stop a live Slurm job, and see whether it saves and comes back."),
     "nodes": ("worldsize.cli.nodes", "Show the Slurm cluster: what is free, what is out, and why."),
+    "doctor": ("worldsize.cli.doctor", "Look at the hosts: what is wrong or slow, which one, and what to do."),
     "verify": ("worldsize.cli.verify", "Prove that a program resumes exactly, and trains alike on every layout."),
+    "scale": (
+        "worldsize.cli.scale",
+        "Measure a program on more and more ranks: speed-up, efficiency, waiting, energy.",
+    ),
+    "bench": ("worldsize.cli.bench", "Measure a program's speed here, in one line."),
     "checkpoint": (
         "worldsize.cli.checkpoint",
         "Look at checkpoints, verify and compare them, bring weights in and out.",
     ),
+    "report": ("worldsize.cli.report", "Write one page about runs: curves, time, restarts, checkpoints, failures."),
+    "watch": ("worldsize.cli.watch", "Look on while a run trains, from any machine that sees its folder."),
     "llm": ("worldsize.cli.llm", "Fine-tune and pre-train language models."),
 }
 """Name -> the module whose `command` it is, and its line in `worldsize --help`."""

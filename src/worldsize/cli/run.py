@@ -70,8 +70,16 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         "--replicas", type=click.IntRange(1), help="Under hsdp: copies of the shards; one a host otherwise."
     ),
     click.option("--precision", help="fp64, fp32, bf16 or fp16, for a Run or Trainer."),
+    click.option("--track", metavar="NAME,...", help="tensorboard, mlflow, wandb: where a Run's numbers go too."),
+    click.option(
+        "--stall", metavar="WORDS", help="What a stuck Run does: wait, requeue, off; times. See docs/watchdog.md."
+    ),
+    click.option("--nonfinite", help="What a Run does about NaN: stop, skip, rewind, ignore. See docs/watchdog.md."),
     click.option(
         "--deepspeed-config", metavar="FILE", help="DeepSpeed's JSON, for the strategies deepspeed and zero0-3."
+    ),
+    click.option(
+        "--profile", metavar="FIRST:STOP", help="torch's profiler on these steps of a Run. See docs/see.md."
     ),
     debug,
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="What ranks compute on."),
@@ -199,8 +207,13 @@ _AS_THEY_ARE = (
 
 
 def _for_ranks(options: dict[str, Any]) -> dict[str, str]:
-    names = ("strategy", "tp", "pp", "cp", "schedule", "replicas", "precision", "deepspeed_config", "device")
+    names = (
+        "strategy", "tp", "pp", "cp", "schedule", "replicas", "precision", "deepspeed_config", "device", "stall", "nonfinite",
+        "track",
+    )  # fmt: skip
     ours = {f"WORLDSIZE_{name.upper()}": str(options[name]) for name in names if options[name] is not None}
+    if options["profile"] is not None:
+        ours["WORLDSIZE_PROFILE_STEPS"] = str(options["profile"])
     return ours | debugged(options["debug"])
 
 

@@ -104,6 +104,26 @@ def _nodes_named(spec: JobSpec) -> None:
         _both(spec, "nodelist", "exclude", f"{shared[0]} is wanted and excluded", "take it out of one of them")
 
 
+def _preflight_leaves_out(spec: JobSpec) -> None:
+    if spec.spare_nodes and not spec.preflight:
+        refuse(
+            "spare_nodes without preflight", do="give preflight too: nothing else finds bad nodes", key="spare_nodes"
+        )
+    if spec.spare_nodes and (spec.exec_command is not None or spec.launcher == "horovodrun"):
+        do = "leave spare_nodes out: a job with bad nodes comes again without them"
+        refuse("spare_nodes are only left out of a step that worldsize writes", do=do, key="spare_nodes")
+    if spec.preflight and spec.is_het:
+        _both(
+            spec,
+            "preflight",
+            "gpus_per_node",
+            "the nodes differ",
+            "leave preflight out: none can stand in for another",
+        )
+    if spec.preflight and not spec.exclude_bad_nodes:
+        _both(spec, "preflight", "exclude_bad_nodes", "bad nodes are to be found and kept", "leave one of them out")
+
+
 def _logs_of_an_array(spec: JobSpec) -> None:
     for name in ("output", "error"):
         log = getattr(spec, name)
@@ -183,7 +203,7 @@ def _extra_is_further(spec: JobSpec) -> None:
 
 _CHECKS = (
     _one_way_to_gpus, _one_way_to_memory, _a_number_for_each_node, _ranks_follow_gpus, _tasks_are_ranks, _nodes_named,
-    _logs_of_an_array, _time_for_the_signal, _something_runs, _places_of_the_command, _one_python,
+    _preflight_leaves_out, _logs_of_an_array, _time_for_the_signal, _something_runs, _places_of_the_command, _one_python,
     _a_variable_comes_from_one_place, _extra_is_further,
 )  # fmt: skip
 

@@ -37,10 +37,12 @@ _RETRIED = {
 }  # fmt: skip
 """Not GPU memory: the same batch needs the same memory again. Host memory is often used up slowly."""
 
-_GPU_MEMORY = re.compile(r"CUDA out of memory|HIP out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
+_GPU_MEMORY = re.compile(
+    r"out of GPU memory|CUDA out of memory|HIP out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
+)
 _HOST_MEMORY = re.compile(
-    r"oom[-_ ]?kill|Out of memory: Killed|DataLoader worker .* killed by signal: Killed|MemoryError\b"
-    r"|Cannot allocate memory|Exceeded job memory limit",
+    r"oom[-_ ]?kill|out of host memory|Out of memory: Killed|DataLoader worker .* killed by signal: Killed|MemoryError\b"
+    r"|Can(?:no|')t allocate memory|Exceeded job memory limit",
     re.IGNORECASE,
 )
 _HARDWARE = re.compile(
@@ -55,7 +57,7 @@ _RENDEZVOUS = re.compile(
 )
 _HANG = re.compile(
     r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)|wait timeout after \d+ms"
-    r"|heartbeat monitor.*(?:hang|stuck)|no (?:step|progress) for|hangs? since",
+    r"|heartbeat monitor.*(?:hang|stuck)|no (?:step|progress) (?:for|since)|any progress since|hangs? since",
     re.IGNORECASE,
 )
 PREEMPTED = re.compile(r"CANCELLED AT .* DUE TO PREEMPTION")
@@ -67,6 +69,8 @@ def from_text(text: str) -> Ending | None:
     for pattern, ending in _FIRST:
         if pattern.search(text):
             return ending
+    if failure.returns(text):
+        return Ending.USER_ERROR
     if any(map(_own_fault, _TRACE.split(text)[1:])):
         return Ending.USER_ERROR
     return next((ending for pattern, ending in _LATER if pattern.search(text)), None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SIGNALLED = 128
 """What a shell adds to the number of the signal that ended a process."""
 _LONGEST_TRACE = 1 << 15
-_LONGEST_MESSAGE = 400
+_LONGEST_MESSAGE = 600
 _RANK = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)
 _FRAME = re.compile(r'^[ |]*File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
 _EXCEPTION = re.compile(r"^(?:\s*\| )?(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
@@ -38,6 +38,10 @@ _PEER_GONE = re.compile(
     r"|heartbeat monitor|Connection refused|Horovod has been shut down",
     re.IGNORECASE,
 )
+_STUCK_AGAIN = re.compile(r"progress since step \d+, for the second time")
+_STUCK = re.compile(r"^Timeout \(([\d:]+)[\d.]*\)!$", re.MULTILINE)
+"""What the watchdog's C code prints before it ends a process."""
+_STUCK_AT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in ', re.MULTILINE)
 _OURS = re.compile(r"^worldsize: (?:rank \d+ of \d+ on \S+: )?| \([^()]+:\d+ in [^()]+\)$")
 """What a program of ours adds to an error, and the launcher's line says anyway."""
 
@@ -152,9 +156,18 @@ def from_code(code: int, tail: str) -> tuple[str, str | None]:
         why, do = _SIGNALS.get(signal.Signals(-code), ("", None)) if -code in set(signal.Signals) else ("", None)
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return f"killed by {name}{f': {why}' if why else ''}", do
+    if code == EXIT_FAILED and (stuck := _STUCK.search(tail)):
+        return f"no progress for {stuck[1]}: native code holds the interpreter{_stuck_at(tail[stuck.end() :])}", None
     last = next((line for line in reversed(_RANK.sub("", tail).splitlines()) if line.strip()), "")
     words = f" ({_CODES[code]})" if code in _CODES else ""
     return f"exit code {code}{words}{f': {_first_line(last.strip())}' if last else ''}", None
+
+
+def _stuck_at(stacks: str) -> str:
+    """The user's own line in the last stack, which is the main thread's."""
+    frames = list(_STUCK_AT.finditer(stacks.rpartition("\nThread ")[2]))
+    own = next((frame for frame in frames if not frame["file"].startswith(_NOT_USERS)), None)
+    return f", in {PurePath(own['file']).name}:{own['line']}" if own else ""
 
 
 def advice(what: str) -> str | None:
@@ -171,6 +184,11 @@ def advice(what: str) -> str | None:
 def follows(text: str) -> bool:
     """Whether the text only says that a peer is gone."""
     return _PEER_GONE.search(text) is not None
+
+
+def returns(text: str) -> bool:
+    """Whether the text says that the training got stuck where it had been stuck before."""
+    return _STUCK_AGAIN.search(text) is not None
 
 
 def interrupted(cause: Cause | None) -> bool:

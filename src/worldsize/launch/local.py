@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,13 @@ from worldsize.launch.spare import Spares
 from worldsize.launch.supervisor import FORWARDED, Attempt
 from worldsize.launch.verdict import Report, Verdict
 from worldsize.runtime import exits
+from worldsize.runtime.report import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from worldsize.launch.endings import Ending
     from worldsize.launch.failure import Failure
     from worldsize.launch.logs import Sink
     from worldsize.launch.meeting import Meeting
@@ -99,6 +101,8 @@ class _Supervisor:
             meeting.watch(attempt)
             report = self._serve(attempt, meeting)
             verdict = meeting.settle(replace(report, nproc=self._here.recount()))
+            if verdict.cause is not None and not self._plan.node:
+                _note(folder, verdict)
             yield verdict
             again = verdict.again
             if again:
@@ -140,12 +144,31 @@ def _record(cause: Failure) -> None:
     """For a batch script, where one waits: what kind of failure it was, where, and its line."""
     if not exits.expected():
         return
-    from worldsize.launch import endings
     from worldsize.launch.slurm.exitfile import Failed
 
-    ending = endings.from_text(f"{cause.trace}\n{cause.line}")
-    kind = ending or (endings.Ending.USER_ERROR if cause.code > 0 else endings.Ending.UNKNOWN)
-    exits.append(exits.EXIT_FILE, Failed(kind, cause.host, cause.line).words)
+    exits.append(exits.EXIT_FILE, Failed(_kind(cause), cause.host, cause.line).words)
+
+
+def _note(folder: Path, verdict: Verdict) -> None:
+    """Write the failure into the events of the run folder that the ranks named, where they did."""
+    from worldsize.checkpoint import owner
+    from worldsize.track.jsonl import JsonLines
+
+    run = folder_of(env.commit_file(folder, 0))
+    claim = None if run is None else owner.current(run)
+    if run is None or claim is None or verdict.cause is None:
+        return
+    cause = verdict.cause
+    facts = {"line": cause.line, "host": cause.host, "rank": cause.rank, "code": cause.code, "again": verdict.again}
+    with suppress(OSError), closing(JsonLines(run, claim.attempt)) as lines:
+        lines.event("failure", **facts, ending=_kind(cause).value)
+
+
+def _kind(cause: Failure) -> Ending:
+    from worldsize.launch import endings
+
+    known = endings.from_text(f"{cause.trace}\n{cause.line}")
+    return known or (endings.Ending.USER_ERROR if cause.code > 0 else endings.Ending.UNKNOWN)
 
 
 def _say(console: Sink, verdict: Verdict, *, several: bool) -> None:

@@ -55,8 +55,10 @@ def main(folder: str) -> None:
 def portable(error: BaseException) -> tuple[BaseException | None, str]:
     """What can be sent of an exception: itself, and its traceback as text without the words that it says itself.
 
-    None and the whole text for one that does not survive the journey.
+    None and the whole text for one that does not survive the journey. What a run knows of it goes along as a note.
     """
+    if (told := failure.explained(error)) is not None:
+        error.add_note(f"worldsize: {told}")
     whole = "".join(traceback.format_exception(error)).rstrip()
     try:
         pickle.loads(cloudpickle.dumps(error))  # noqa: S301 - made on this line

@@ -156,6 +156,10 @@ class JobSpec(Given):
     """Whether a job whose Python environment is not the one at submit ends; otherwise it says what differs."""
     exclude_bad_nodes: Flag = True
     """Whether nodes whose hardware failed a rank are left out of the next attempt."""
+    preflight: Flag = False
+    """Whether each attempt begins with `worldsize doctor`: bad nodes are left out, or the job comes again without them."""
+    spare_nodes: Annotated[int, by(fields.count)] = 0
+    """Nodes that the job is given beyond nodes, so that it goes on where preflight finds bad ones."""
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from worldsize.launch import env, failure
 from worldsize.launch.logs import ERR, OUT, LogFile, Sink, Stream
 from worldsize.launch.spare import has_torch
 from worldsize.launch.verdict import Report
-from worldsize.runtime.report import newest_commit
+from worldsize.runtime.report import folder_of, newest_commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -293,6 +293,8 @@ class Attempt:
             )
         else:
             what, do = failure.from_code(code, rank.errors.tail.decode(errors="replace"))
+            if code == -signal.SIGKILL and do and (held := self._held()):
+                do = f"{do}; {held}"
         return failure.Failure(
             host=socket.gethostname(),
             code=code if code > 0 or not cause else 1,
@@ -306,6 +308,13 @@ class Attempt:
             age=time.monotonic() - began,
             after=after,
         )
+
+    def _held(self) -> str | None:
+        """What the memory of a killed rank was needed for, where a run says so."""
+        from worldsize.launch import held
+
+        folder = folder_of(env.commit_file(self._folder, self._share.node))
+        return None if folder is None else held.by(folder)
 
     def _cause(self, rank: _Rank) -> tuple[failure.Cause | None, float]:
         """The exception that ended the rank, and when it came."""

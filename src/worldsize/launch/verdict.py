@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldsize.errors import EXIT_STOPPED
+from worldsize.launch import failure
 from worldsize.launch.failure import Failure, root
 
 if TYPE_CHECKING:
@@ -124,7 +125,9 @@ class Judge:
 
     def _again(self, cause: Failure, remedy: Remedy, *, progress: bool) -> Verdict:
         why = None
-        if not progress and not remedy.excused:
+        if failure.returns(cause.what):
+            why = "it would stop there again"
+        elif not progress and not remedy.excused:
             why = f"nothing was committed since step {self.step}"
         elif self.used >= self.max_restarts and not remedy.free:
             why = f"{self.used} of {self.max_restarts} restarts used"

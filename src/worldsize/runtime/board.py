@@ -41,6 +41,9 @@ class Board:
         rank: this rank; size: how many there are.
         timeout: how long an answer may take.
 
+    Attributes:
+        asked: how many questions this rank has answered.
+
     Raises:
         OSError: the file is not there, or not of the right size: this rank is on another host.
     """
@@ -56,16 +59,16 @@ class Board:
         self._words = memoryview(mmap.mmap(self._file, _bytes(size))).cast("Q")
         # Held by the kernel until this process ends, in whatever way: how the others know that it did.
         fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-        self._asked = 0
+        self.asked = 0
 
     def ask(self, wishes: Sequence[bool]) -> Question:
         """Give this rank's answers (at most 8) to the next question. All ranks ask the same number of times."""
         assert len(wishes) <= _BITS
-        self._asked += 1
-        first = (self._asked % 2) * self._size
+        self.asked += 1
+        first = (self.asked % 2) * self._size
         bits = sum(1 << place for place, wish in enumerate(wishes) if wish)
-        self._words[first + self._rank] = self._asked << _BITS | bits
-        return Question(self, self._asked, first, len(wishes))
+        self._words[first + self._rank] = self.asked << _BITS | bits
+        return Question(self, self.asked, first, len(wishes))
 
     def read(self, asked: int, first: int) -> int:
         """All ranks' answers to question number `asked`, joined by "or"."""

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,11 +19,15 @@ from worldsize.errors import WorldsizeError
 from worldsize.runtime import env
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 _HERE = str(Path(__file__).resolve().parents[1])
 _installed = False
 _reported = False
+_listener: Callable[[dict[str, object]], None] | None = None
+_explanation: Callable[[BaseException], WorldsizeError | None] | None = None
+_farewells: list[Callable[[str], None]] = []
 
 
 def install() -> None:
@@ -31,6 +36,34 @@ def install() -> None:
     if not _installed:
         sys.excepthook = _hook
         _installed = True
+
+
+def note(listener: Callable[[dict[str, object]], None] | None) -> None:
+    """Who else is told of an exception that ends this process: its facts; nobody any more where None."""
+    global _listener  # noqa: PLW0603 - a process has one run at a time
+    _listener = listener
+
+
+def explain(explanation: Callable[[BaseException], WorldsizeError | None] | None) -> None:
+    """Who knows more of an exception than it says itself, and gives an error in its place; nobody any more where None."""
+    global _explanation  # noqa: PLW0603 - as above
+    _explanation = explanation
+
+
+def explained(error: BaseException) -> WorldsizeError | None:
+    """The error in its place, where there is one."""
+    return None if _explanation is None or isinstance(error, WorldsizeError) else _explanation(error)
+
+
+def before_end(farewell: Callable[[str], None]) -> None:
+    """Call this with the line, after it was said, before an exception ends this process. It must not take long."""
+    _farewells.append(farewell)
+
+
+def forget(farewell: Callable[[str], None]) -> None:
+    """Do not call it any more."""
+    with suppress(ValueError):
+        _farewells.remove(farewell)
 
 
 def reported() -> bool:
@@ -44,6 +77,16 @@ def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
     _write(error, line, trace)
     if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
         # CAUTION: torch wraps the hook and catches what it writes to sys.stderr; this process ends before it would show.
+        print(line, file=sys.__stderr__ or sys.stderr, flush=True)
+    _part(line)
+
+
+def say_for(error: WorldsizeError, rank: int, path: str | None) -> None:
+    """The same for another rank of this host, which cannot say it: `path` is the file that its launcher looks at."""
+    line = f"worldsize: {error}"
+    if path:
+        _leave(Path(path), error, line, None, str(rank))
+    if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
         print(line, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
@@ -63,8 +106,16 @@ def leave(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, WorldsizeError):
         end(error.with_traceback(trace))
+    if (told := explained(error)) is not None:
+        end(told.with_traceback(trace))
     _write(error, f"{kind.__name__}: {error}", trace)
     sys.__excepthook__(kind, error, trace)
+    _part(f"{kind.__name__}: {error}")
+
+
+def _part(line: str) -> None:
+    for farewell in tuple(_farewells):
+        farewell(line)
 
 
 def _who() -> str:
@@ -82,17 +133,25 @@ def _where(trace: TracebackType | None) -> str:
 def _write(error: BaseException, line: str, trace: TracebackType | None) -> None:
     global _reported  # noqa: PLW0603
     _reported = True
+    if _listener is not None and env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
+        # Our own launcher tells it, of all ranks the one that was first.
+        rank, host = int(env.read().get("RANK", 0)), socket.gethostname()
+        with suppress(OSError):
+            _listener({"line": line, "kind": type(error).__name__, "host": host, "rank": rank})
     path = env.read().get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
+    if path:
+        _leave(Path(path), error, line, trace, env.read().get("RANK"))
+
+
+def _leave(path: Path, error: BaseException, line: str, trace: TracebackType | None, rank: str | None) -> None:
     stack = "".join(traceback.format_exception(type(error), error, trace))
     facts = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-    who = {"host": socket.gethostname(), "rank": env.read().get("RANK")}
     body = {
         "message": {"message": line, "extraInfo": facts},
         "time": time.time(),
         "kind": type(error).__name__,
-        **who,
+        "host": socket.gethostname(),
+        "rank": rank,
     }
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(body), encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(body), encoding="utf-8")

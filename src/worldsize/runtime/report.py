@@ -7,13 +7,10 @@ tells that the machine is about to be taken away.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from worldsize.errors import ConfigError
 from worldsize.runtime import exits, signals
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMIT_FILE = "WORLDSIZE_COMMIT_FILE"
 
@@ -31,6 +28,24 @@ def committed(path: str | os.PathLike[str], step: int) -> None:
         raise ConfigError("a commit is a step of at least 0 and a path of one line", found=f"{step} {text!r}")
     exits.append(COMMIT_FILE, f"{step} {text}\n")
     exits.committed(step)
+
+
+def began(folder: Path) -> None:
+    """Say which run folder this start works in: whoever started it can note there how it ended, or show it."""
+    line = f"run {folder.absolute()}\n"
+    if "\n" not in line[:-1]:
+        exits.append(COMMIT_FILE, line)
+        exits.append(exits.EXIT_FILE, line)
+
+
+def folder_of(path: Path) -> Path | None:
+    """The run folder that a file of commits, or an exit record, names; None where there is none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    found = [line.partition(b" ")[2] for line in lines if line.startswith(b"run ")]
+    return Path(os.fsdecode(found[-1])) if found else None
 
 
 def newest_commit(path: Path) -> int | None:

@@ -50,7 +50,8 @@ def limit_(grads: Sequence[Tensor], size: Tensor | None, divisor: float, most: f
         scale_(grads, 1.0 / divisor)
     else:
         # The factor of torch.nn.utils.clip_grad_norm_, joined with the division: one pass over the gradients.
-        scale_(grads, (most / (size + 1e-6)).clamp(max=1.0) / divisor)
+        # A norm that is no number limits nothing: who has the first such gradient can still be told.
+        scale_(grads, (most / (size + 1e-6)).nan_to_num_(nan=1.0).clamp_(max=1.0) / divisor)
 
 
 def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:

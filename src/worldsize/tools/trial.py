@@ -14,7 +14,7 @@ from worldsize.launch.plan import Plan
 from worldsize.track.jsonl import latest, read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from worldsize.config import Duration
@@ -96,13 +96,16 @@ class Program:
     precision: str | None = None
     duration: Duration | None = None
 
-    def run(self, name: str, layout: Layout, *, stop_after: int | None = None) -> Curve:
+    def run(
+        self, name: str, layout: Layout, *, stop_after: int | None = None, more: Mapping[str, str] | None = None
+    ) -> Curve:
         """Run the program once in the trial's folder; go on there if it was run before.
 
         Args:
             name: of the trial.
             layout: overrides the program's own.
             stop_after: stop as if a signal had come after this step.
+            more: what else it is told.
 
         Raises:
             LaunchError: the program failed, or did not train with a Run.
@@ -112,6 +115,7 @@ class Program:
             "WORLDSIZE_RUN_DIR": str(where),
             "WORLDSIZE_LEDGER": str(self.folder / f"{name}.ledger"),
             **layout.options,
+            **(more or {}),
             "WORLDSIZE_PRECISION": self.precision or "",
             "WORLDSIZE_DURATION": str(self.duration or ""),
             "WORLDSIZE_STOP_AFTER": "" if stop_after is None else str(stop_after),

@@ -54,6 +54,8 @@ class Committer:
     """When the scheduler ends this job by force, seconds since 1970."""
     longest: float = 0.0
     """Seconds that the slowest save took, on the rank that is told."""
+    stalls: dict[int, float] = field(default_factory=dict)
+    """Seconds that training stood still, by the step of saves that are under way."""
 
     @property
     def late(self) -> bool:
@@ -96,7 +98,7 @@ class Committer:
             CheckpointError: the last one could not be saved; or errors of saves end the run.
             StepError: kept state differs between ranks.
         """
-        wait = last or self.saving.synchronous
+        wait, began = last or self.saving.synchronous, time.monotonic()
         if self.resumed_at != at.step:
             self.kept.refuse_differences(self.engine.comm)
             self.engine.refuse_differences()
@@ -106,6 +108,7 @@ class Committer:
             self.checkpointer.save(tensors, plain, self._facts(at), wait=wait)
             self.since = time.monotonic()
         outcomes = self.checkpointer.wait() if wait else self.checkpointer.poll()
+        self.stalls[at.step] = time.monotonic() - began
         self._report(outcomes)
         # Without the last commit neither "finished" nor "start again" is true.
         lost = [outcome for outcome in outcomes if last and outcome.error is not None and outcome.step == at.step]
@@ -120,15 +123,20 @@ class Committer:
                 f"worldsize: a checkpoint takes {estimate.bytes / 1e9:,.1f} GB, free are {(estimate.free or 0) / 1e9:,.1f} GB"
             )
 
+    def wait(self) -> None:
+        """Until the save under way has ended. Collective."""
+        self._report(self.checkpointer.wait())
+
     def report(self) -> None:
         """Say how saves went that ended meanwhile."""
         self._report(self.checkpointer.poll())
 
     def _report(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
+            stall = self.stalls.pop(outcome.step, outcome.stall)
             if outcome.error is None:
                 self.longest = max(self.longest, outcome.seconds)
-                facts = {"seconds": outcome.seconds, "stall": outcome.stall, "bytes": outcome.bytes}
+                facts = {"seconds": outcome.seconds, "stall": stall, "bytes": outcome.bytes}
                 self.tracker.event("save", step=outcome.step, **facts)
                 self.announce(outcome.path, outcome.step)
                 size = f"{outcome.bytes / 1e6:,.1f} MB in {outcome.seconds:.1f} s"

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.errors import LayoutError, StepError
+from worldsize.runtime.clock import Clock, DeviceClock
 from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies import registry
 from worldsize.strategies.base import Options, Padding, Setting, Strategy, brief
 from worldsize.strategies.batchnorm import RunningStatistics
 from worldsize.strategies.precision import Precision
+from worldsize.train.digest import Replicas
+from worldsize.train.finite import Guard
 from worldsize.train.parts import Parts, Placed, Trained
+from worldsize.train.pulse import Pulse, Unwatched, Watched
 from worldsize.train.scale import LossScale
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from worldsize.runtime.comm import Comm
     from worldsize.runtime.session import Session
     from worldsize.train.settings import Settings
+    from worldsize.train.step import Turn
 
 _NORM_EVERY = 10
 """Every how many steps the gradient norm is taken for the log alone: a pass over all gradients is not free."""
@@ -44,6 +49,10 @@ class Engine:
         self.session, self.seed = session, settings.seed
         self.precision = Precision.of(settings.precision)
         self.parts = Parts()
+        self.clock = DeviceClock() if session.device.type == "cuda" else Clock()
+        self.pulse = Pulse()
+        self.watchdog: Watched = Unwatched()
+        self.replicas = Replicas(session.comm, self.parts.models, settings.digest_every)
         self.scale = LossScale() if self.precision.scaled else None
         self.log_norm = False
         """Whether this step's gradient norm is wanted for a log line."""
@@ -53,6 +62,10 @@ class Engine:
         self.strategy = self.strategy_of(settings.strategy or registry.default(settings.sizes.shares(session.world)))
         self.notes: list[str] = []
         """Lines for a person, to be said when the next numbers are."""
+        self.guard = Guard(
+            settings.nonfinite, session.comm, self.parts.models, session.device, scaled=self.precision.scaled,
+            note=self.notes.append,
+        )  # fmt: skip
         self._looked: set[str] = set()
         self._weights: dict[tuple[float, torch.dtype], Tensor] = {}
 
@@ -108,6 +121,8 @@ class Engine:
 
     def begin_step(self, index: int) -> None:
         """Seed the loop body, equally on all ranks, and decide whether this step's gradient norm is logged."""
+        self.pulse.step = index
+        self.replicas.begin(index)
         reseed(key(self.seed, "body", index), self.device)
         self.log_norm = index % _NORM_EVERY == 0
 
@@ -121,7 +136,7 @@ class Engine:
 
     def wants_norm(self, entry: Trained) -> bool:
         """Whether the norm of this optimizer's gradients is needed."""
-        return entry.clip is not None or self.scale is not None or self.log_norm
+        return entry.clip is not None or self.scale is not None or self.log_norm or self.guard.needs_norm
 
     def check_gradients(self, placed: Placed) -> None:
         """Raises StepError where a parameter without gradient would leave ranks different."""
@@ -137,11 +152,12 @@ class Engine:
                 do="use them, freeze them before run.model, or run.model(..., unused_parameters='allow')",
             )
 
-    def accept_step(self, grad_norm: Tensor | None) -> bool:
-        """Whether the optimizers move: always, except after an overflow in fp16."""
-        if self.scale is None or grad_norm is None:
-            return True
-        return self.scale.judge(finite=bool(torch.isfinite(grad_norm)))
+    def accept_step(self, turn: Turn) -> bool:
+        """Whether the optimizers move: always, except after an overflow in fp16, or where `Guard` is asked beforehand."""
+        step, norm = self.pulse.step, turn.grad_norm
+        if self.scale is not None and norm is not None and not self.scale.judge(finite=bool(torch.isfinite(norm))):
+            return False
+        return not self.guard.eager(step) or self.guard.admits(step, turn.ids, turn.loss, norm)
 
     def after_update(self, trained: list[Trained]) -> None:
         """Averages and schedules follow the optimizers that moved."""
@@ -155,7 +171,9 @@ class Engine:
                 scheduled.schedule.step()
 
     def refuse_differences(self) -> None:
-        """Raises StepError where a buffer that is saved differs between ranks. Collective."""
+        """Raises StepError where weights, or a buffer that is saved, differ between ranks. Collective."""
+        self.guard.check_weights(self.pulse.step + 1)
+        self.replicas.check(self.pulse.step + 1)
         for placed in self.parts.models.values():
             names = placed.strategy.differing_buffers(placed.module)
             if names:

@@ -12,6 +12,7 @@ from worldsize.data.loader import Loader
 from worldsize.data.sources import adopt
 from worldsize.errors import DataError, StepError
 from worldsize.runtime import signals
+from worldsize.runtime.clock import EVALUATION
 from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed, reseeded
 from worldsize.strategies.base import full
@@ -55,6 +56,7 @@ class Evaluator:
             Stopped: a stop was asked for meanwhile, agreed by all ranks.
         """
         sums: dict[str, list[Any]] = {}
+        before = self._engine.clock.enter(EVALUATION)
         for micro in self._visit(data, model):
             for name, score in fn(micro.batch).items():
                 if not micro.dummy:
@@ -62,7 +64,9 @@ class Evaluator:
                     entry = sums.setdefault(name, [0.0, 0.0])
                     entry[0], entry[1] = entry[0] + total, entry[1] + count
         mine = {name: (float(total), float(count)) for name, (total, count) in sums.items() if self._counts}
-        return _means(self._engine.comm.gather(mine))
+        found = _means(self._engine.comm.gather(mine))
+        self._engine.clock.enter(before)
+        return found
 
     def outputs(self, fn: Callable[[Any], Any], data: Any, model: nn.Module | None) -> torch.Tensor:
         """What `fn` gives for each sample, in the data's order, on every rank, in host memory.
@@ -73,12 +77,14 @@ class Evaluator:
             model: as in `scores`.
         """
         rows: list[tuple[list[int], torch.Tensor]] = []
+        before = self._engine.clock.enter(EVALUATION)
         for micro in self._visit(data, model):
             found = full(fn(micro.batch)).detach().cpu()
             if not micro.dummy:
                 rows.append((micro.ids, found))
         everyone = [row for rank in self._engine.comm.gather(rows if self._counts else []) for row in rank]
         numbers = torch.tensor([number for ids, _ in everyone for number in ids])
+        self._engine.clock.enter(before)
         return torch.cat([found for _, found in everyone])[torch.argsort(numbers)]
 
     def _visit(self, data: Any, model: nn.Module | None) -> Iterator[Micro]:
@@ -89,6 +95,7 @@ class Evaluator:
             pending = self._engine.comm.start_any([signals.received() is not None])
             for batches in loader.steps(0, loader.plan.steps_per_epoch):
                 for micro in batches.micro:
+                    self._engine.pulse.beat += 1
                     reseed(key(seed, "evaluation", micro.ids[0]), device)
                     yield micro
                 if pending.wait()[0]:

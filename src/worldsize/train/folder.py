@@ -70,6 +70,11 @@ class RunFolder:
             self._write({**before, "config": now})
         return [f"{note}; run.json says so from now on" for note in notes]
 
+    def add(self, part: str, values: dict[str, Any]) -> None:
+        """Put values into a part of it."""
+        body = self.read()
+        self._write({**body, part: {**body.get(part, {}), **values}})
+
     def same_data(self, comm: Comm, settings: Settings, data: dict[str, Any]) -> list[str]:
         """Compare the data's fingerprint with the first attempt's. Collective.
 

@@ -6,27 +6,31 @@ None of that belongs to the update: what the program does after `step.update()` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import signals
+from worldsize.runtime.clock import COLLECTIVES, DATA, SAVE
 from worldsize.train import state
 from worldsize.train.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from worldsize.data.loader import Loader
+    from worldsize.data.loader import Loader, StepBatches
     from worldsize.runtime.comm import Pending
     from worldsize.track.base import Tracker
     from worldsize.train.commit import Committer
     from worldsize.train.engine import Engine
     from worldsize.train.ledger import Ledger
+    from worldsize.train.profile import NoProfile
     from worldsize.train.progress import Progress
     from worldsize.train.record import Recorder
     from worldsize.train.settings import Settings
     from worldsize.train.state import Progress as At
+    from worldsize.train.times import Times
 
+T = TypeVar("T")
 _SIGNAL, _STOP, _SAVE, _FLUSH, _SUMS = range(5)
 
 
@@ -43,6 +47,9 @@ class Loop:
     tracker: Tracker
     screen: Progress
     recorder: Recorder
+    times: Times
+    profile: NoProfile
+    back: Callable[[], At]
     abandon: Callable[[StepError], None]
     close: Callable[[], None]
     ledger: Ledger | None = None
@@ -62,19 +69,26 @@ class Loop:
             yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
             self.at.tail = None
         self._settle(self._ask().wait())
-        batches, began = next(source, None), self.at.step
+        self.engine.clock.start()
+        batches, began = self._next(source), self.at.step
         while batches is not None and self.why is None and not self._reached:
             step = Step(self.engine, batches, self.at.shift)
             self.engine.begin_step(step.index)
+            self.profile.begin(step.index)
             yield from self._offer(step)
+            if self.engine.guard.goes_back:
+                self.at = self.back()
+                source = self.loader.steps(self.at.step + self.at.shift, stop)
+                batches = self._next(source)
+                continue
             self._count(step, batches.totals["samples"])
             asked = self._ask()
             # The answer travels while data is fetched, unless where the data stands must be saved first.
-            batches = next(source, None) if self.loader.numbered else None
+            batches = self._next(source) if self.loader.numbered else None
             if step.index == began:
-                self.committer.prepare()
-            self._settle(asked.wait(), step)
-            batches = batches if self.loader.numbered else next(source, None)
+                self._timed(SAVE, self.committer.prepare)
+            self._settle(self._timed(COLLECTIVES, asked.wait), step)
+            batches = batches if self.loader.numbered else self._next(source)
         self._finish()
 
     def interrupted(self) -> None:
@@ -92,6 +106,15 @@ class Loop:
         if self.total is not None:
             return self.at.step >= self.total
         return self.at.tokens >= self.settings.duration.count
+
+    def _timed(self, phase: int, act: Callable[[], T]) -> T:
+        before = self.engine.clock.enter(phase)
+        found = act()
+        self.engine.clock.enter(before)
+        return found
+
+    def _next(self, source: Iterator[StepBatches]) -> StepBatches | None:
+        return self._timed(DATA, lambda: next(source, None))
 
     def _offer(self, step: Step) -> Iterator[Step]:
         self.current = step
@@ -115,6 +138,8 @@ class Loop:
             self.engine.end_epoch()
         self.wants_save = self.committer.due(step, self.at)
         self.recorder.take(step, self.at.samples, self.engine.parts.optimizers)
+        self.times.take(step.index, samples)
+        self.profile.end(step.index)
         if self.ledger is not None:
             self.ledger.write(step)
 
@@ -133,19 +158,21 @@ class Loop:
         save = step is not None and (self.wants_save or bool(wishes[_SAVE]))
         if wishes[_FLUSH] or save:
             self.recorder.flush(self.engine.comm if save or wishes[_SUMS] else None)
+            self.times.flush()
         if wishes[_STOP]:
             self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)
         if wishes[_SIGNAL] or ends:
             self._leave(signals.received() or ("time limit" if self.committer.must_end else "stop"))
         if save and not wishes[_STOP]:
-            self.committer.commit(self.at, last=False)
+            self._timed(SAVE, lambda: self.committer.commit(self.at, last=False))
 
     def _leave(self, reason: str) -> None:
         """Stop on request: one save, the same on all ranks, and the exit code that says 'start me again'."""
         self.at.done = self.why
         self.recorder.flush(self.engine.comm)
+        self.times.flush(last=True)
         if self.at.step > 0:
-            self.committer.commit(self.at, last=True)
+            self._timed(SAVE, lambda: self.committer.commit(self.at, last=True))
         self.committer.stopped(self.at.step)
         self.tracker.event("stop", step=self.at.step, reason=reason)
         self.screen.say(f"worldsize: stopped at step {self.at.step} ({reason}); start again to go on")
@@ -154,8 +181,9 @@ class Loop:
 
     def _finish(self) -> None:
         self.recorder.flush(self.engine.comm)
+        self.times.flush(last=True)
         self.at.done = self.why
-        self.committer.commit(self.at, last=True)
+        self._timed(SAVE, lambda: self.committer.commit(self.at, last=True))
         self.tracker.event("end", step=self.at.step, reason=self.at.done or "finished")
 
     def _left(self, step: Step) -> None:

@@ -40,6 +40,10 @@ class Recorder(Protocol):
         """Whether there are numbers of the program's own to be summed over ranks."""
         ...
 
+    def write(self) -> None:
+        """Write what was taken, so that lines are in the order of steps."""
+        ...
+
     def flush(self, comm: Comm | None) -> None:
         """Write what was taken; with `comm` also the program's own numbers of all ranks, which is collective."""
         ...
@@ -67,6 +71,9 @@ class SumRecorder:
     def holds(self) -> bool:
         """Whether `step.log` gave something since the last time."""
         return bool(self._sums)
+
+    def write(self) -> None:
+        """Nothing: what must be summed waits."""
 
     def flush(self, comm: Comm | None) -> None:
         """Give this rank's sums to the others."""
@@ -109,6 +116,13 @@ class StepRecorder(SumRecorder):
         """Write what was taken since the last time."""
         logged = self._gather(comm)
         self._next = time.monotonic() + _EVERY
+        self._write(logged)
+
+    def write(self) -> None:
+        """Write what was taken, without the sums."""
+        self._write({})
+
+    def _write(self, logged: dict[str, float]) -> None:
         for position, (index, values) in enumerate(self._taken):
             row = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
             if position == len(self._taken) - 1:

@@ -6,22 +6,24 @@ import atexit
 import os
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from worldsize.config import Duration
+from worldsize.config import Duration, Window
 from worldsize.errors import EXIT_STOPPED, ConfigError, StepError
 from worldsize.runtime import env, failure, session
 from worldsize.runtime.comm import on_one
 from worldsize.runtime.grid import Sizes
-from worldsize.train import progress, start, warm
+from worldsize.track.spec import parse
+from worldsize.train import memory, progress, start, warm
 from worldsize.train.average import Average
 from worldsize.train.engine import Engine
 from worldsize.train.evaluate import Evaluator, Stopped
 from worldsize.train.keep import Kept
 from worldsize.train.optim import NamedOptimizer
 from worldsize.train.parts import Scheduled, Trained
-from worldsize.train.settings import Saving, Settings
+from worldsize.train.settings import Saving, Settings, Stall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
     from worldsize.data.batch import BatchPlan
     from worldsize.data.making import Count
     from worldsize.data.sources import Source
+    from worldsize.errors import WorldsizeError
     from worldsize.runtime.comm import Comm
+    from worldsize.track.spec import Track
     from worldsize.train.loop import Loop
     from worldsize.train.step import Step
 
@@ -61,8 +65,15 @@ class Run:
         precision: fp32, fp64, bf16 (autocast) or fp16 (autocast and a loss scale).
         accept: names of changes against the run's first attempt that are wanted, such as "data".
         saving: when checkpoints are written, and which stay.
+        track: where numbers go beside the run folder: tensorboard, mlflow, wandb, or one of another package; names, or
+            `ws.Track` objects with options.
         data: the training data, where it is known now; else `steps` gets it.
         device: "cpu" or "cuda"; CUDA where there is one, where None.
+        stall: when the training counts as stuck, and what is done then: a `Stall`, or in words: "requeue", "off".
+        nonfinite: what is done about a loss or gradient that is not finite: "stop", "skip" the update, "rewind" to the last
+            commit and skip it there, or "ignore".
+        profile: "steps=10:13": torch's profiler looks at steps 10, 11 and 12 and leaves a trace of each rank in the run folder.
+        digest_every: after how many steps ranks compare the weights that they should hold alike; None for never.
         timeout: seconds that a collective may take. At the start ranks wait as long for each other, and five minutes at
             least: one of them may prepare data before it makes its Run.
 
@@ -87,14 +98,21 @@ class Run:
         precision: str = "fp32",
         accept: Sequence[str] = (),
         saving: Saving | None = None,
+        track: str | Track | Sequence[str | Track] = (),
         data: Any = None,
         device: str | None = None,
+        stall: Stall | str = "",
+        nonfinite: str = "stop",
+        digest_every: int | None = 1000,
+        profile: str = "",
         timeout: float = 600.0,
     ) -> None:
         failure.install()
         asked = Settings(
             Path(dir), global_batch, micro_batch, Duration.parse(duration), seed, strategy, Sizes(tp, pp, cp, replicas),
-            precision, device, tuple(accept), saving or Saving(),
+            precision, device, tuple(accept), saving or Saving(), nonfinite=nonfinite, digest_every=digest_every,
+            track=parse(track), stall=Stall().said(stall) if isinstance(stall, str) else stall,
+            profile=Window.parse(profile) if profile else None,
         ).overridden(env.read())  # fmt: skip
         self._settings = asked if micro_per_step is None else asked.with_micro_batch(None, micro_per_step)
         self._engine = Engine(session.session(self._settings.device, timedelta(seconds=timeout)), self._settings)
@@ -106,6 +124,8 @@ class Run:
         self._closed = False
         self._resumed: int | None = None
         self._owner = start.claim(self._engine, self._settings)
+        failure.note(partial(start.failed, self._owner))
+        failure.explain(self._explain)
         atexit.register(self._at_exit)
         self._evaluator = Evaluator(self._engine, self._settings.micro_batch)
         if data is not None:
@@ -299,6 +319,7 @@ class Run:
             raise StepError("run.log after the end of the run", do="log inside the loop; run.evaluate works after it")
         numbers = {name: float(value) for name, value in values.items()}
         index = loop.current.index if loop.current is not None else loop.at.step
+        loop.recorder.write()
         loop.tracker.log(index, numbers)
         loop.screen.say(f"step {index + 1}  " + "  ".join(f"{name} {value:.6g}" for name, value in numbers.items()))
 
@@ -349,12 +370,16 @@ class Run:
             return
         loop, self._closed = self._loop, True
         if loop is not None:
+            self._engine.watchdog.close()
+            loop.profile.close()
             loop.committer.checkpointer.close()
             loop.loader.close()
             loop.screen.close()
             loop.tracker.close()
         self._evaluator.close()
         on_one(self._engine.comm, self._owner.release, None)
+        failure.note(None)
+        failure.explain(None)
         # Else the interpreter would hold the run, its weights and its process groups to the end.
         atexit.unregister(self._at_exit)
 
@@ -372,6 +397,10 @@ class Run:
             self._loop.interrupted()
         self.close()
         raise SystemExit(EXIT_STOPPED)
+
+    def _explain(self, error: BaseException) -> WorldsizeError | None:
+        step = None if self._loop is None else self._loop.current
+        return memory.explain(error, self._engine, self._settings, step)
 
     def _abandon(self, problem: StepError) -> None:
         self._problem = problem

@@ -1,21 +1,24 @@
 """Room: what decides a training, as one frozen value; which of it must not change between attempts.
 
 What a person says at the command line (`worldsize run --strategy fsdp`) reaches a program through WORLDSIZE_* variables
-and wins over what the program says: strategy, sizes, schedule, precision, device, run folder. The batch is the training's own.
+and wins over what the program says: strategy, sizes, schedule, precision, device, trackers, run folder. The batch is the
+training's own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsize.config import Duration
+from worldsize.config import Duration, Window
 from worldsize.errors import ConfigError, LayoutError
 from worldsize.runtime.grid import Sizes
+from worldsize.track import spec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 ACCEPTABLE = ("global_batch", "micro_batch", "data", "seed", "precision", "duration", "own-generator", "unused")
 """What `accept=` may name."""
@@ -51,6 +54,59 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """When a training counts as stuck, and what is done about it. Lengths of time are in seconds.
+
+    Attributes:
+        policy: "wait" says who holds the others up, and goes on waiting; "requeue" also ends that rank, so that the launcher
+            starts all of them again from the last commit; "off" does not look.
+        times: so many usual steps without a step are too many.
+        floor: but a stop shorter than this is none.
+        first: for each of the first steps, with their data: they compile, allocate, open files.
+        data: for a wait for data.
+        evaluation: for each batch of an evaluation.
+        save: for what a save takes of the training's time.
+    """
+
+    policy: Literal["wait", "requeue", "off"] = "wait"
+    times: float = 10.0
+    floor: float = 60.0
+    first: float = 1800.0
+    data: float = 300.0
+    evaluation: float = 600.0
+    save: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("wait", "requeue", "off"):
+            raise ConfigError("stall policy", found=repr(self.policy), do="choose 'wait', 'requeue' or 'off'")
+        wrong = [name for name in _LENGTHS if not getattr(self, name) > 0]
+        if wrong:
+            raise ConfigError(f"stall {wrong[0]}", found=f"{getattr(self, wrong[0])}", do="give more than 0")
+
+    def said(self, text: str) -> Stall:
+        """With what a person says: a policy, and lengths by name, such as "requeue,floor=30,data=600"."""
+        said: dict[str, Any] = {}
+        for word in filter(None, (word.strip() for word in text.split(","))):
+            name, is_length, value = word.partition("=")
+            try:
+                said |= {name: float(value)} if is_length else {"policy": name}
+            except ValueError:
+                raise ConfigError(f"stall {name} is no number", found=repr(value), do="give seconds") from None
+        unknown = said.keys() - {"policy", *_LENGTHS}
+        if unknown:
+            raise ConfigError(
+                f"stall {min(unknown)} is not known", found=repr(text), do=f"choose from {', '.join(_LENGTHS)}"
+            )
+        return replace(self, **said)
+
+
+_LENGTHS = ("times", "floor", "first", "data", "evaluation", "save")
+_STEPS = ("global_batch", "stop_after", "digest_every")
+_AS_IT_IS = ("strategy", "schedule", "precision", "device", "nonfinite")
+NONFINITE = ("stop", "skip", "rewind", "ignore")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """See `Run` for each."""
 
@@ -69,6 +125,11 @@ class Settings:
     stop_after: int | None = None
     ledger: Path | None = None
     schedule: str | None = None
+    profile: Window | None = None
+    stall: Stall = field(default_factory=Stall)
+    nonfinite: str = "stop"
+    digest_every: int | None = 1000
+    track: tuple[spec.Track, ...] = ()
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or (self.micro_batch is not None and self.micro_batch < 1):
@@ -79,6 +140,12 @@ class Settings:
                 found=f"micro_batch={self.micro_batch}, global_batch={self.global_batch}",
                 do="a micro-batch is what one rank computes at a time, the global batch what one step learns from",
             )
+        if self.nonfinite not in NONFINITE:
+            raise ConfigError("nonfinite", found=repr(self.nonfinite), do=f"choose from {', '.join(NONFINITE)}")
+        if self.digest_every is not None and self.digest_every < 1:
+            raise ConfigError(
+                "digest_every counts steps", found=f"{self.digest_every}", do="give 1 or more, or None for never"
+            )
         unknown = set(self.accept) - set(ACCEPTABLE)
         if unknown:
             raise ConfigError(f"accept={sorted(unknown)} is not known", do=f"choose from {', '.join(ACCEPTABLE)}")
@@ -86,17 +153,19 @@ class Settings:
     def overridden(self, environ: Mapping[str, str]) -> Settings:
         """With what the command line said."""
         said: dict[str, Any] = {}
-        for name in ("strategy", "schedule", "precision", "device"):
+        readers: dict[str, Callable[[str], Any]] = {
+            **dict.fromkeys(_AS_IT_IS, str), **dict.fromkeys(_STEPS, lambda text: Duration.parse(f"{text}st").count),
+            "stall": self.stall.said, "track": partial(spec.override, self.track), "duration": Duration.parse,
+        }  # fmt: skip
+        for name, reader in readers.items():
             if environ.get(f"WORLDSIZE_{name.upper()}"):
-                said[name] = environ[f"WORLDSIZE_{name.upper()}"]
+                said[name] = reader(environ[f"WORLDSIZE_{name.upper()}"])
         said["sizes"] = replace(self.sizes, **_sizes(environ))
         for name, variable in (("dir", "WORLDSIZE_RUN_DIR"), ("ledger", "WORLDSIZE_LEDGER")):
             if environ.get(variable):
                 said[name] = Path(environ[variable])
-        if environ.get("WORLDSIZE_STOP_AFTER"):
-            said["stop_after"] = Duration.parse(f"{environ['WORLDSIZE_STOP_AFTER']}st").count
-        if environ.get("WORLDSIZE_DURATION"):
-            said["duration"] = Duration.parse(environ["WORLDSIZE_DURATION"])
+        if environ.get("WORLDSIZE_PROFILE_STEPS"):  # WORLDSIZE_PROFILE is a site's
+            said["profile"] = Window.parse(environ["WORLDSIZE_PROFILE_STEPS"])
         if environ.get("WORLDSIZE_SAVE_EVERY"):
             said["saving"] = replace(self.saving, every=environ["WORLDSIZE_SAVE_EVERY"])
         return replace(self, **said)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,23 +18,27 @@ from worldsize.checkpoint.save import Checkpointer
 from worldsize.data.batch import BatchPlan, deal, total_steps
 from worldsize.data.loader import Loader
 from worldsize.data.sources import adopt
-from worldsize.errors import CheckpointError, DataError, LayoutError
-from worldsize.runtime import exits, report
+from worldsize.errors import CheckpointError, DataError, LayoutError, StepError
+from worldsize.runtime import exits, report, stacks
 from worldsize.runtime.comm import decide, on_one
+from worldsize.runtime.mark import NAME, Mark
 from worldsize.track.base import Nothing, Tracker
 from worldsize.track.jsonl import JsonLines
-from worldsize.train import progress, record, state, warm
+from worldsize.train import facts, progress, record, state, trackers, warm
 from worldsize.train.commit import Committer
 from worldsize.train.folder import RunFolder
 from worldsize.train.ledger import Ledger
 from worldsize.train.loop import Loop
+from worldsize.train.profile import FOLDER as PROFILES
+from worldsize.train.profile import NoProfile, Profile
+from worldsize.train.times import Lines, Times
+from worldsize.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worldsize.data.making import Count
     from worldsize.data.sources import Source
-    from worldsize.errors import StepError
     from worldsize.train.engine import Engine
     from worldsize.train.keep import Kept
     from worldsize.train.settings import Settings
@@ -44,7 +49,9 @@ def claim(engine: Engine, settings: Settings) -> owner.Owner:
 
     def first() -> owner.Owner:
         disk.check_writable(settings.dir)
-        return owner.claim(settings.dir, run_id=settings.dir.name, job=engine.session.world.run_id)
+        found = owner.claim(settings.dir, run_id=settings.dir.name, job=engine.session.world.run_id)
+        report.began(settings.dir)
+        return found
 
     owned = decide(engine.comm, first)
     here = engine.comm.gather((socket.gethostname(), owner.seen(owned)))
@@ -56,6 +63,12 @@ def claim(engine: Engine, settings: Settings) -> owner.Owner:
             do="choose a folder on a file system that every node mounts, by its absolute path",
         )
     return owned
+
+
+def failed(owned: owner.Owner, facts: dict[str, object]) -> None:
+    """Write down what ended this rank."""
+    with closing(JsonLines(owned.run_dir, owned.attempt)) as lines:
+        lines.event("failure", **facts)
 
 
 def plan(engine: Engine, settings: Settings, data: Any) -> tuple[Settings, Source, BatchPlan]:
@@ -99,6 +112,8 @@ def begin(
         CheckpointError: the checkpoint does not fit what was built.
     """
     comm = engine.comm
+    if settings.stall.policy != "off":
+        stacks.install()  # before data workers are forked, which inherit it
     engine.check_parts(*shares(cut, engine.strategy.ranks, total))
     loader = Loader(
         source,
@@ -120,10 +135,21 @@ def begin(
     changes = notes + folder.same_data(comm, settings, loader.fingerprint())
     at, more = resume(engine, settings, kept, loader)
     at.shift = position(cut, at) - at.step
+
+    def back() -> state.Progress:
+        committer.wait()
+        now, _ = resume(engine, settings, kept, loader)
+        if now.step == 0:
+            raise StepError("there is no commit to go back to", do="save more often, or use nonfinite='skip'")
+        now.shift = position(cut, now) - now.step
+        engine.guard.back(now.step)
+        return now
+
+    _watch(engine, settings, owned, at.step)
     if total is not None and settings.duration.unit != "st":
         total -= at.shift  # what the duration counts was planned with other steps before the shift
     screen = on_one(comm, lambda: progress.choose(at.step, total), progress.Silent())
-    tracker: Tracker = on_one(comm, lambda: JsonLines(settings.dir, owned.attempt), Nothing())
+    tracker: Tracker = on_one(comm, lambda: trackers.choose(settings, folder, owned.attempt, screen), Nothing())
     recorder = on_one(comm, lambda: record.StepRecorder(tracker, screen), record.SumRecorder())
     keep = Keep(last=settings.saving.keep_last, every=settings.saving.keep_every, best=settings.saving.keep_best)
     checkpointer = Checkpointer(
@@ -138,9 +164,9 @@ def begin(
         screen.say(f"worldsize: {note}")
     for change in changes:
         tracker.event("change", what=change)
-    tracker.event(
-        "start" if at.step == 0 else "resume", step=at.step, layout=engine.strategy.layout(), command=sys.argv
-    )
+    known = facts.attempt(engine, settings, owned, cut, total)
+    kind, layout = "start" if at.step == 0 else "resume", engine.strategy.layout()
+    decide(comm, lambda: tracker.event(kind, step=at.step, layout=layout, command=sys.argv, **known))
     committer = Committer(
         engine, kept, settings.saving, loader, checkpointer, tracker, screen,
         announce=on_one(comm, lambda: report.committed, _nobody),
@@ -150,8 +176,30 @@ def begin(
     )  # fmt: skip
     return Loop(
         engine, settings, loader, committer, at, total, tracker, screen, recorder,
+        times=_times(engine, owned), profile=_profile(engine, settings, owned, screen.say), back=back,
         abandon=abandon, close=close, ledger=_ledger(engine, settings, owned.attempt),
     )  # fmt: skip
+
+
+def _watch(engine: Engine, settings: Settings, owned: owner.Owner, step: int) -> None:
+    """From now on, until the run is closed."""
+    if settings.stall.policy != "off":
+        engine.pulse.step = step - 1
+        engine.watchdog = watchdog = Watchdog(settings.stall, engine, owned.folder, progress.Lines(0, None).say)
+        watchdog.start()
+
+
+def _profile(engine: Engine, settings: Settings, owned: owner.Owner, say: Callable[[str], None]) -> NoProfile:
+    if settings.profile is None:
+        return NoProfile()
+    folder = owned.run_dir / PROFILES / f"attempt-{owned.attempt}"
+    return Profile(settings.profile, folder, engine.comm, engine.device, say)
+
+
+def _times(engine: Engine, owned: owner.Owner) -> Times:
+    write = on_one(engine.comm, lambda: Lines(owned.run_dir, owned.attempt), _nobody)
+    mark = on_one(engine.comm, lambda: Mark(owned.folder / NAME), _nobody)
+    return Times(engine.comm, engine.clock, engine.device, write, mark)
 
 
 def _ledger(engine: Engine, settings: Settings, attempt: int) -> Ledger | None:

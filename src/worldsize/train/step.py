@@ -13,6 +13,7 @@ import torch
 from worldsize.data.batch import Piece
 from worldsize.data.loader import StepBatches
 from worldsize.errors import StepError
+from worldsize.runtime.clock import COLLECTIVES, COMPUTE, OPTIMIZER, OTHER
 from worldsize.runtime.keys import key
 from worldsize.runtime.seeds import reseed
 from worldsize.strategies.base import Coming
@@ -64,6 +65,7 @@ class Turn:
     @property
     def micro_batches(self) -> Iterator[Any]:
         """This rank's micro-batches of the step, on the device. Iterate over all of them, with one backward each."""
+        self._engine.clock.enter(COMPUTE)
         self._begin()
         for placed in self._own:
             placed.strategy.open(placed.module, [self._coming(micro) for micro in self._batches.micro])
@@ -120,7 +122,11 @@ class Turn:
         self._same_kind("explicit" if part.explicit is not None else "counted")
         weight = 0.0 if micro.dummy else self._weight(part, of)
         scaled = weight * self._sender.averaged * self._engine.loss_scale
-        self._sender.backward(part.losses, self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses))
+        weights, clock = self._engine.weight(scaled, part.losses.dtype).expand_as(part.losses), self._engine.clock
+        if self._read == len(self._batches.micro) - 1 and self._sender.ranks > 1:
+            clock.backward(part.losses)
+        self._sender.backward(part.losses, weights)
+        clock.sent()
         if not micro.dummy and self._sender.grid.speaks:
             self._add(part.losses.detach(), weight)
             self._explicit += part.explicit or 0.0
@@ -146,17 +152,20 @@ class Turn:
         if self._made:
             self.updated = True
             return None
+        self._engine.clock.enter(OPTIMIZER)
         if closure is None:
             self._finish()
             self._move()
         else:
             self._optimize(closure)
         self._arrive()
+        self._engine.guard.after(self._engine.pulse.step, self.ids, self.loss, self.grad_norm)
         self.updated = True
         for entry in self._trained:
             entry.optimizer.zero_grad(set_to_none=True)
         for placed in self._others:
             placed.module.zero_grad(set_to_none=True)
+        self._engine.clock.enter(OTHER)
         return self.grad_norm
 
     @property
@@ -165,10 +174,17 @@ class Turn:
         self._arrive()
         return torch.zeros((), dtype=torch.float64, device=self._engine.device) if self._loss is None else self._loss
 
+    @property
+    def ids(self) -> list[list[int]]:
+        """Ids of the samples of each micro-batch of this rank; dummies left out."""
+        return [micro.ids for micro in self._batches.micro if not micro.dummy]
+
     def _arrive(self) -> None:
         if self._arriving is not None:
+            before = self._engine.clock.enter(COLLECTIVES)
             self._arriving()
             self._arriving = None
+            self._engine.clock.enter(before)
 
     def _add(self, losses: Tensor, weight: float) -> None:
         mine = losses.sum(dtype=torch.float64).mul_(weight)
@@ -241,7 +257,7 @@ class Turn:
         norms = [self._clip(entry, divisor) for entry in self._trained]
         known = [value for value in norms if value is not None]
         self.grad_norm = torch.linalg.vector_norm(torch.stack(known)) if len(known) > 1 else next(iter(known), None)
-        if self._engine.accept_step(self.grad_norm):
+        if self._engine.accept_step(self):
             for entry in self._trained:
                 entry.optimizer.step()
             self._engine.after_update(self._trained)
@@ -253,6 +269,10 @@ class Turn:
     def _optimize(self, closure: Callable[[], Any]) -> None:
         if len(self._trained) != 1:
             raise StepError("a closure moves one optimizer", do="open a turn for it: with step.turn(optimizer)")
+        if self._engine.guard.eager(self._engine.pulse.step):
+            raise StepError(
+                "no update can be skipped in the midst of a closure", do="use nonfinite='stop' or 'ignore'"
+            )
         if self._engine.scale is not None:
             raise StepError("fp16 cannot skip an overflow in the midst of a closure", do="use precision bf16 or fp32")
         entry = self._trained[0]
@@ -333,6 +353,13 @@ class Step:
     def grad_norm(self) -> Tensor | None:
         """The norm of all gradients before clipping, where it was asked for."""
         return self._turns[-1].grad_norm if self._turns else None
+
+    @property
+    def at_work(self) -> Any:
+        """The micro-batch that is computed, or the step's first one; None where it has none."""
+        micro = self._turns[-1]._micro if self._turns else None  # noqa: SLF001 - one room, two classes
+        found = micro or next(iter(self._batches.micro), None)
+        return None if found is None else found.batch
 
     @property
     def updated(self) -> bool:

@@ -129,6 +129,7 @@ def decide(attempt: Attempt, what: Failed, max_restarts: int) -> Next:
         return Next(again=False, why=f"nothing was committed since step {max(before, 0)}")
     bad = [*(told.failed for told in every.values()), what]
     nodes = {each.host for each in bad if each and each.ending is Ending.NODE_FAILURE and each.host}
+    nodes |= {host for told in (now, *every.values()) for host in told.left_out}
     return Next(
         again=True, why=f"{what.ending.value}, restart {used + 1} of {max_restarts}", without=tuple(sorted(nodes))
     )

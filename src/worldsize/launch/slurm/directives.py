@@ -54,8 +54,9 @@ def _rendered(asked: Iterable[tuple[str, str | bool | None]], profile: Profile) 
 
 def _asked(spec: JobSpec, profile: Profile) -> Iterator[tuple[str, str | bool | None]]:
     """What is asked for each part of a job."""
-    plain = ("job_name", "partition", "account", "qos", "constraint", "reservation", "nodes")
+    plain = ("job_name", "partition", "account", "qos", "constraint", "reservation")
     yield from ((_option(name), _text(getattr(spec, name))) for name in plain)
+    yield "nodes", str(spec.nodes + spec.spare_nodes)
     yield "ntasks-per-node", str(tasks_per_node(spec))
     yield from _gpus(spec, profile)
     yield "mem", spec.memory_option

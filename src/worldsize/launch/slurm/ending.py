@@ -10,6 +10,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from worldsize.errors import EXIT_STOPPED
+from worldsize.launch.slurm.checkup import BAD
 from worldsize.launch.slurm.directives import may_requeue
 
 if TYPE_CHECKING:
@@ -108,15 +109,18 @@ def catching() -> list[str]:
     return list(_CATCH)
 
 
+def again(spec: JobSpec, profile: Profile) -> list[str]:
+    """The lines of bash that define how the job comes again: `again WHY [NODES]`, without these nodes."""
+    return ["again() {", *_indented(_REQUEUE if may_requeue(spec, profile) else _FOLLOW), "}"]
+
+
 def ending(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
     """The lines of bash."""
     return [
         *_WAIT,
         *_READ,
         *_OVER,
-        "again() {",
-        *_indented(_REQUEUE if may_requeue(spec, profile) else _FOLLOW),
-        "}",
+        *([] if spec.preflight else again(spec, profile)),
         *_STOPPED,
         f'[ "$code" = 0 ] || [ -z "$stopped" ] || code={EXIT_STOPPED}',
         'if [ "$code" = 0 ] || [ -n "$over" ]; then :',
@@ -134,6 +138,7 @@ def _failed(spec: JobSpec, where: Where) -> list[str]:
     ranks = ",".join(map(str, spec.ranks)) if spec.is_het else str(spec.ranks_per_node)
     facts = f'--ranks={ranks} --log="$log" --began="$began" ${{asked:+--asked}}'
     limits = f"--max-restarts={spec.max_restarts}{'' if spec.exclude_bad_nodes else ' --no-exclude'}"
+    limits += f' ${{{BAD}:+--without="${BAD}"}}' if spec.preflight else ""
     return [
         f'read -r root what nodes < <({python} -m worldsize after {facts} {limits} "$folder" "$job" "$attempt" "$code")',
         "code=${root:-$code}",

@@ -1,8 +1,8 @@
 """Room: the exit record of one attempt of a job: lines that rank 0, the supervisor and the batch script add.
 
 One file an attempt, `exit-<job>-<attempt>` in the job's folder. Words: `committed <step>`, `stopped <step>`,
-`failed <ending> <host> <the line>`, `ended <code>` and `followed <job>` where another job goes on. Others are passed over:
-a later version may know more.
+`failed <ending> <host> <the line>`, `left-out <host> <why>` before its ranks began, `ended <code>` and `followed <job>` where
+another job goes on. Others are passed over: a later version may know more.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one attempt left. `step` is the newest that is committed, `stopped` whether it ended on request."""
+    """What one attempt left. `step` is the newest that is committed, `stopped` whether it ended on request.
+
+    `left_out` are the hosts that its preflight found bad.
+    """
 
     step: int | None = None
     stopped: bool = False
     failed: Failed | None = None
     code: int | None = None
     follower: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Told:
@@ -51,7 +55,7 @@ def read(path: Path) -> Told:
 
 def parse(text: str) -> Told:
     """The record in the text."""
-    step, stopped, failed, code, follower = None, False, None, None, None
+    step, stopped, failed, code, follower, out = None, False, None, None, None, []
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         number = _number(rest)
@@ -59,11 +63,13 @@ def parse(text: str) -> Told:
             step, stopped = max(number, step or 0), stopped or word == "stopped"
         elif word == "failed":
             failed = _failed(rest) or failed
+        elif word == "left-out":
+            out.append(rest.partition(" ")[0])
         elif word == "ended":
             code = number
         elif word == "followed":
             follower = rest.partition(";")[0].strip()
-    return Told(step, stopped, failed, code, follower)
+    return Told(step, stopped, failed, code, follower, tuple(out))
 
 
 def attempts(folder: Path, job: str) -> dict[str, Told]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from worldsize.launch.slurm.checkup import checkup
 from worldsize.launch.slurm.directives import directives
-from worldsize.launch.slurm.ending import catching, ending
+from worldsize.launch.slurm.ending import again, catching, ending
 from worldsize.launch.slurm.environment import enter, environment
 from worldsize.launch.slurm.step import step
 
@@ -28,6 +29,7 @@ def script(spec: JobSpec, profile: Profile, where: Where) -> str:
         _opening(where),
         catching(),
         list(environment(spec, profile)),
+        [*again(spec, profile), *checkup(spec, profile, where)] if spec.preflight else [],
         step(spec, profile, where) if spec.exec_command is None else _own_steps(spec.exec_command, spec, profile),
         ending(spec, profile, where),
     ]

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from worldsize.launch.container import registry as container
+from worldsize.launch.slurm.checkup import without
 from worldsize.launch.slurm.directives import parts, tasks_per_node
 from worldsize.launch.slurm.environment import enter, told
 from worldsize.launch.slurm.ways import ONE_TASK, TASK_A_RANK
@@ -24,7 +25,7 @@ def step(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
 
 
 def _srun(spec: JobSpec, profile: Profile, where: Where) -> list[str]:
-    options = [_tasks(spec)]
+    options = [_tasks(spec), *without(spec)]
     if spec.cpus_per_task is not None:
         # Since 22.05 srun does not take it from the job any more.
         options.append(f"--cpus-per-task={spec.cpus_per_task}")

@@ -76,6 +76,8 @@ class LLMConfig(Given):
     """How many tokens follow a prompt."""
     log_steps: Count = 10
     """Write a line every so many steps."""
+    track: Text = None
+    """Where numbers go beside the run folder: tensorboard, mlflow, wandb, with commas between. See docs/track.md."""
     seed: Whole = 0
     """Of fresh weights, of the order of the data, of everything that is drawn."""
 

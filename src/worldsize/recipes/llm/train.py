@@ -57,6 +57,7 @@ def train(config: LLMConfig) -> dict[str, Any]:
         precision=config.precision,
         device=config.device,
         saving=ws.Saving(every=f"{config.save_steps}st" if config.save_steps else None),
+        track=config.track or (),
         data=_loader(config, held, rows, shuffle=True),
     )
     model = own.place(run, _options(config, rest), fresh=config.from_scratch)
