@@ -29,7 +29,7 @@ Writes scale.csv and scale.svg beside the trials.
 @click.command(help=_HELP)
 @click.option("--ranks", help="How many here: 1,2,4.")
 @click.option("--nodes", help="How many of a Slurm queue: 1,2,4; what else the job needs is in the file of -c.")
-@click.option("-c", "--config", type=click.Path(path_type=Path, exists=True), help="The job (YAML), for --nodes.")
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="The job (YAML), for --nodes.")
 @click.option("--profile", "site", type=click.Path(path_type=Path), help="The site profile, for --nodes.")
 @click.option("--strategies", default="", help="ddp,fsdp: each on each size. [default: the program's own]")
 @click.option(
