@@ -139,10 +139,11 @@ def _failed(spec: JobSpec, where: Where) -> list[str]:
     facts = f'--ranks={ranks} --log="$log" --began="$began" ${{asked:+--asked}}'
     limits = f"--max-restarts={spec.max_restarts}{'' if spec.exclude_bad_nodes else ' --no-exclude'}"
     limits += f' ${{{BAD}:+--without="${BAD}"}}' if spec.preflight else ""
+    kept = f",{spec.exclude}" if spec.exclude else ""  # Slurm replaces its list, and adds nothing to it
     return [
         f'read -r root what nodes < <({python} -m worldsize after {facts} {limits} "$folder" "$job" "$attempt" "$code")',
         "code=${root:-$code}",
-        'case "${what:-}" in again) again "tried again" "$nodes" ;; stopped) stopped ;; esac',
+        f'case "${{what:-}}" in again) again "tried again" "${{nodes:+$nodes{kept}}}" ;; stopped) stopped ;; esac',
     ]
 
 
