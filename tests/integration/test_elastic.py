@@ -239,6 +239,7 @@ def test_more_ranks_than_micro_batches_wait(world: World, undisturbed: World) ->
     as_if_nothing_had_happened(undisturbed, world)
 
 
+@pytest.mark.matrix
 def test_under_torchrun_an_agent_is_killed_and_another_joins(world: World, undisturbed: World) -> None:
     """Its own elastic agents start all ranks again: 2, 1 and 2 ranks."""
     first, second = (world.agent("--max-restarts", "5") for _ in range(2))

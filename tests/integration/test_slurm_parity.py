@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm
 
 PROGRAM = slurmjob.HERE.parents[1] / "examples" / "digits" / "train.py"
 WORDS = ("--duration", "2ep", "--precision", "fp64")
-DAILY = (("worldsize", "fsdp"), ("srun", "ddp"), ("torchrun", "fsdp"))
+DAILY = (("worldsize", "fsdp"), ("srun", "ddp"))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,8 @@ def test_two_nodes_of_two_ranks_train_as_one_process(
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize("launcher", ["horovodrun", pytest.param("srun", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("launcher", ["horovodrun", "srun"])
 def test_horovod_on_two_nodes_trains_as_one_process(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """By its own launcher, which reaches the second node by ssh, and by one task a rank."""
     options = ("--nodes", "2", "--nproc-per-node", "2", "--launcher", launcher, "--env", "WORLDSIZE_STRATEGY=horovod")

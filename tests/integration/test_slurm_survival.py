@@ -41,11 +41,21 @@ def nothing_lost(job: Job, steps: int, restarts: int) -> None:
 
 @pytest.mark.waits
 @pytest.mark.timeout(900)
-def test_three_time_limits_lose_nothing(slurm: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [1, pytest.param(3, marks=pytest.mark.matrix)])
+def test_time_limits_lose_nothing(slurm: Cluster, tmp_path: Path, limits: int) -> None:
     """Each time the signal comes before the limit, the ranks agree, commit, and the job goes back into the queue."""
     # Slurm looks every half minute and sends it by so much too early: on a busy machine, too, a minute is left to work in.
-    job = start(slurm, tmp_path, "--time", "2", "--signal-lead", "20", words=("600", "never", "3", "1.0"), ranks=2)
-    nothing_lost(job, 600, restarts=3)
+    job = start(
+        slurm,
+        tmp_path,
+        "--time",
+        "2",
+        "--signal-lead",
+        "20",
+        words=(str(200 * limits), "never", str(limits), "1.0"),
+        ranks=2,
+    )
+    nothing_lost(job, 200 * limits, restarts=limits)
 
 
 def test_preemption_with_a_warning_loses_nothing(slurm: Cluster, tmp_path: Path) -> None:
@@ -81,7 +91,7 @@ def test_a_dead_node_costs_at_most_what_was_not_committed(slurm: Cluster, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "launcher", ["torchrun", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("srun", "accelerate"))]
+    "launcher", [pytest.param(each, marks=pytest.mark.matrix) for each in ("torchrun", "srun", "accelerate")]
 )
 def test_a_stop_reaches_the_ranks_through_every_launcher(slurm: Cluster, tmp_path: Path, launcher: str) -> None:
     """Those flatten exit codes, and some die of the signal; the record of rank 0 puts the job back into the queue."""
@@ -102,7 +112,7 @@ def test_where_no_job_may_be_requeued_another_follows(slurm: Cluster, tmp_path: 
     nothing_lost(follower, 60, restarts=1)
 
 
-@pytest.mark.parametrize("requeue", ["--requeue", "--no-requeue"])
+@pytest.mark.parametrize("requeue", ["--requeue", pytest.param("--no-requeue", marks=pytest.mark.matrix)])
 def test_a_job_that_somebody_cancels_stays_ended(slurm: Cluster, tmp_path: Path, requeue: str) -> None:
     """The ranks save at SIGTERM; scancel is no request to come again."""
     job = start(slurm, tmp_path, requeue, words=("60", "never", "9", "0.5"))

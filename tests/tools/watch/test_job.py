@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slurm
+@pytest.mark.matrix
 def test_a_job_is_watched_by_its_number(slurm: Cluster, tmp_path: Path) -> None:
     """From the queue to its end; the run folder says which job it was, and how long it waited."""
     program = tmp_path / "train.py"
