@@ -8,6 +8,7 @@ import time
 
 import click
 
+from worldsize.cli.table import table
 from worldsize.launch.slurm import states
 from worldsize.launch.slurm.client import Client
 from worldsize.launch.slurm.nodes import duration
@@ -42,10 +43,7 @@ def _table(found: list[states.JobFacts]) -> list[str]:
     if not found:
         return ["no jobs"]
     rows = [("JOB", "NAME", "USER", "PARTITION", "NODES", "LIMIT", "STATE"), *map(_row, found)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
+    return list(table(rows, "lllllll"))
 
 
 def _row(facts: states.JobFacts) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from worldsize.cli.table import table
 from worldsize.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def command(script: str, args: tuple[str, ...], out: Path, *, repeats: int, weak
     rows = points.compared(found)
     (out / "scale.csv").write_text(show.as_csv(rows), encoding="utf-8")
     (out / "scale.svg").write_text(show.picture(rows, f"{Path(script).name}"), encoding="utf-8")
-    click.echo(show.table(rows))
+    shown = show.cells(rows)
+    for line in table(shown, "l" + "r" * (len(shown[0]) - 1)):
+        click.echo(line)
     click.echo(f"worldsize: {out / 'scale.csv'} and {out / 'scale.svg'}", err=True)
 
 

@@ -82,7 +82,7 @@ def check_own_address(
     if interface is None:
         raise WorldError(
             f"this host's name {name} resolves to {', '.join(own) or 'nothing'}: other nodes cannot reach that",
-            found=f"rank {world.rank}, {world.nodes} nodes, interfaces {', '.join(_interfaces().values()) or 'none'}",
+            found=f"rank {world.rank}, {world.nodes} nodes, interfaces {', '.join(interfaces().values()) or 'none'}",
             do="set GLOO_SOCKET_IFNAME to the interface between the nodes, or mend /etc/hosts",
         )
     return interface
@@ -109,12 +109,12 @@ def addresses(name: str) -> list[str]:
 
 def address_of(interface: str) -> str:
     """The first address of an interface of this host. Raises WorldError where it has none."""
-    for address, name in _interfaces().items():
+    for address, name in interfaces().items():
         if name == interface:
             return address
     raise WorldError(
         f"interface {interface} has no address on {socket.gethostname()}",
-        found=", ".join(sorted(set(_interfaces().values()))) or "no interface but loopback",
+        found=", ".join(sorted(set(interfaces().values()))) or "no interface but loopback",
         do="name one of these in the site profile",
     )
 
@@ -161,7 +161,7 @@ def _is_ipv6(host: str) -> bool:
 
 def _interface_towards(master: str | None, resolve: Callable[[str], Iterable[str]]) -> str | None:
     """The interface that routes to rank 0's host; on that host, whose name may be loopback, the default route's."""
-    known = _interfaces()
+    known = interfaces()
     for address in [*(resolve(master) if master else ()), *_OUTSIDE.values()]:
         source = source_towards(address)
         if source in known:
@@ -181,7 +181,7 @@ def source_towards(address: str) -> str | None:
         return None
 
 
-def _interfaces() -> dict[str, str]:
+def interfaces() -> dict[str, str]:
     """Own address -> interface, for all but loopback and link-local addresses."""
     import psutil
 

@@ -22,7 +22,7 @@ class JsonLines:
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self._attempt = attempt
-        self._metrics, self._events = _append(folder / "metrics.jsonl"), _append(folder / "events.jsonl")
+        self._metrics, self._events = append(folder / "metrics.jsonl"), append(folder / "events.jsonl")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One line: step, time, attempt, and the values; numbers that JSON lacks (NaN, infinity) become text."""
@@ -42,8 +42,8 @@ class JsonLines:
         file.write(json.dumps({**row, "attempt": self._attempt, "time": round(time.time(), 3)}) + "\n")
 
 
-def _append(path: Path) -> TextIO:
-    """Open at the end, on a line of its own: a kill may have cut the last one."""
+def append(path: Path) -> TextIO:
+    """Open a file at its end, on a line of its own: a kill may have cut the last one."""
     cut = path.exists() and path.stat().st_size > 0 and _last_byte(path) != b"\n"
     # Line buffered: a reader (or a report after a SIGKILL) sees whole lines at once.
     file = path.open("a", buffering=1, encoding="utf-8")

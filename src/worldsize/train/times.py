@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.runtime.clock import PHASES
+from worldsize.track.jsonl import append
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,14 +108,11 @@ class Lines:
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self._path, self._attempt = folder / FILE, attempt
-        # A kill may have cut the last line of an attempt before.
-        self._begin = "" if not self._path.exists() or self._path.read_bytes()[-1:] in (b"", b"\n") else "\n"
 
     def __call__(self, row: dict[str, Any]) -> None:
         """One line, with the attempt."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(self._begin + json.dumps({**row, "attempt": self._attempt}) + "\n")
-        self._begin = ""
+        with append(self._path) as file:
+            file.write(json.dumps({**row, "attempt": self._attempt}) + "\n")
 
 
 def line(facts: dict[str, Any], ranks: list[list[float]]) -> dict[str, Any]:

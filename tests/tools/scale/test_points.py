@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from worldsize.cli.table import table
 from worldsize.errors import LaunchError
 from worldsize.tools.scale import points, show
 from worldsize.tools.scale.points import Interval, Point
@@ -79,7 +80,7 @@ def test_the_csv_is_read_back() -> None:
 
 def test_the_table_is_for_a_person() -> None:
     """Columns in line; nodes and their ranks."""
-    lines = show.table(points.compared([point(1, 1.0), point(8, 0.25, nodes=2)])).splitlines()
+    lines = list(table(show.cells(points.compared([point(1, 1.0), point(8, 0.25, nodes=2)])), "l" + "r" * 10))
     assert lines[2].split() == ["ddp", "2", "x", "4", "250", "250..250", "32", "25", "4.00", "50%", "10%", "-", "-"]
     assert len({line.index("%") for line in lines[1:]}) == 1
 

@@ -11,6 +11,7 @@ import click
 
 from worldsize.checkpoint import address
 from worldsize.cli.checkpoint import words
+from worldsize.cli.table import table
 from worldsize.errors import EXIT_USAGE, WorldsizeError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _row(delta: Any) -> list[str]:
 
 
 def _indented(rows: list[list[str]], right: str) -> Iterator[str]:
-    yield from (f"  {line}" for line in words.table(rows, right))
+    yield from (f"  {line}" for line in table(rows, right))
 
 
 def _more(items: list[Any], most: int | None) -> Iterator[str]:

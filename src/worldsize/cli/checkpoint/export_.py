@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from worldsize.checkpoint import address
-from worldsize.cli.checkpoint import words
 from worldsize.errors import ConfigError
+from worldsize.tools.report.words import size
 
 EXAMPLES = """\
 \b
@@ -56,7 +56,7 @@ def command(checkpoint: str, out: Path, form: str, **options: Any) -> None:
         made = [export.torch_file(weights, out, optimizer=options["optimizer"])]
     else:
         made = [universal.deepspeed(weights, out)]
-    total = words.size(sum(weights.bytes(name) for name in weights.own))
+    total = size(sum(weights.bytes(name) for name in weights.own))
     tied = f" ({len(weights.ties)} tied to others)" if weights.ties else ""
     files = made[0] if len(made) == 1 else f"{out} in {len(made)} files"
     click.echo(f"{path.name}: {len(weights.own) + len(weights.ties)} tensors{tied}, {total} -> {files}")

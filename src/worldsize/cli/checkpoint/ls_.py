@@ -10,6 +10,8 @@ import click
 
 from worldsize.checkpoint import listing
 from worldsize.cli.checkpoint import words
+from worldsize.cli.table import table
+from worldsize.tools.report.words import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,17 +41,17 @@ def _lines(found: listing.Listing) -> Iterator[str]:
     head = ["step", "epochs", "samples", "size", "committed", "attempt", "layout", ""]
     rows = [_row(entry, found.best, newest=entry is found.entries[-1]) for entry in found.entries]
     if rows:
-        yield from words.table([head, *rows], "rrrrlrll")
+        yield from table([head, *rows], "rrrrlrll")
     else:
         yield f"no committed checkpoint in {found.run}"
     if found.others:
         yield "no checkpoints:"
-        yield from (f"  {line}" for line in words.table([[name, why] for name, why in found.others.items()], "ll"))
+        yield from (f"  {line}" for line in table([[name, why] for name, why in found.others.items()], "ll"))
 
 
 def _row(entry: Any, best: set[int], *, newest: bool) -> list[str]:
     marks = [word for word, holds in (("newest", newest), ("best", entry.step in best)) if holds]
     marks += [f"not exact: {entry.exact}"] if entry.exact is not True else []
-    numbers = [f"{entry.step:,}", f"{entry.epoch:,}", f"{entry.samples:,}", words.size(entry.bytes)]
+    numbers = [f"{entry.step:,}", f"{entry.epoch:,}", f"{entry.samples:,}", size(entry.bytes)]
     moment = words.when(entry.created)
     return [*numbers, moment, str(entry.attempt), words.layout(entry.layout), ", ".join(marks)]

@@ -9,6 +9,8 @@ import click
 
 from worldsize.checkpoint import address, contents
 from worldsize.cli.checkpoint import words
+from worldsize.cli.table import table
+from worldsize.tools.report.words import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +34,7 @@ def command(checkpoint: str, *, tensors: bool, as_json: bool) -> None:
         click.echo(json.dumps(found.to_json(tensors=tensors), indent=1))
         return
     rows = [[name, str(value)] for name, value in _rows(found).items()]
-    for line in [*words.table(rows, "ll"), *(_tensors(found) if tensors else ())]:
+    for line in [*table(rows, "ll"), *(_tensors(found) if tensors else ())]:
         click.echo(line)
 
 
@@ -48,10 +50,10 @@ def _rows(found: contents.Contents) -> dict[str, Any]:
         "layout": ", ".join(filter(None, (words.layout(said.layout), str(said.layout.get("precision", ""))))),
         "committed": f"{words.when(said.created)} by attempt {said.attempt}",
         "written by": f"worldsize {said.version}, format {said.format}",
-        "size": f"{words.size(said.bytes)} in {len(said.files)} files",
+        "size": f"{size(said.bytes)} in {len(said.files)} files",
     }
     rows |= {
-        name: f"{count.tensors:,} tensors, {count.values:,} values, {words.size(count.bytes)}"
+        name: f"{count.tensors:,} tensors, {count.values:,} values, {size(count.bytes)}"
         for name, count in found.parts.items()
     }
     rows |= {"tied": ", ".join(f"{name} = {first}" for name, first in said.aliases.items())} if said.aliases else {}
@@ -65,8 +67,8 @@ def _rows(found: contents.Contents) -> dict[str, Any]:
 def _tensors(found: contents.Contents) -> Iterator[str]:
     head = ["dtype", "size", "pieces", "shape", "tensor"]
     rows = [
-        [saved.dtype, words.size(saved.bytes), str(len(saved.pieces)), str(list(saved.shape)), name]
+        [saved.dtype, size(saved.bytes), str(len(saved.pieces)), str(list(saved.shape)), name]
         for name, saved in found.tensors.items()
     ]
     yield ""
-    yield from words.table([head, *rows], "lrrll")
+    yield from table([head, *rows], "lrrll")

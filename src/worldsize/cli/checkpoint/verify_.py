@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from worldsize.checkpoint import address, manifest, pieces
-from worldsize.cli.checkpoint import words
+from worldsize.tools.report.words import size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,4 +49,4 @@ def problems(path: Path) -> list[str]:
 
 def _good(path: Path) -> str:
     said = manifest.read(path)
-    return f"ok: {len(pieces.tensors(path)):,} tensors, {len(said.files):,} files, {words.size(said.bytes)}"
+    return f"ok: {len(pieces.tensors(path)):,} tensors, {len(said.files):,} files, {size(said.bytes)}"

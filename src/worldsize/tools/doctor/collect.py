@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from worldsize.launch import env, shell
 from worldsize.launch.scratch import Scratch
+from worldsize.runtime import network
 from worldsize.runtime.network import join_endpoint
-from worldsize.tools.doctor import facts, wire
+from worldsize.tools.doctor import wire
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ def collect(meeting: Meeting, own: str, limit: float) -> dict[str, Any]:
         result = scratch.path / "result.json"
         values = {name: value for name, value in env.read().items() if name != wire.ADDRESS}
         values |= {RESULT: str(result), SECONDS: str(meeting.seconds), "PYTHONUNBUFFERED": "1"}
-        interface = facts.own_addresses().get(own)
+        interface = network.interfaces().get(own)
         if meeting.nodes > 1 and interface:
             values.setdefault("GLOO_SOCKET_IFNAME", interface)
         done = shell.call(_command(meeting, limit), values, timeout=limit)

@@ -70,7 +70,7 @@ def take() -> Facts:
     """Those of this host."""
     environ = env.read()
     listed = visible.entries(environ.get(visible.VISIBLE))
-    addresses = own_addresses()
+    addresses = network.interfaces()
     return Facts(
         hostname=socket.gethostname(),
         python=platform.python_version(),
@@ -88,21 +88,6 @@ def take() -> Facts:
         smi=nvidia.ask(environ),
         visible=None if listed is None else len(listed),
     )
-
-
-def own_addresses() -> dict[str, str]:
-    """Own address -> interface, without loopback and link-local ones."""
-    import psutil
-
-    found: dict[str, str] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            plain = entry.address.partition("%")[0]
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and not (
-                network.is_loopback(plain) or plain.startswith(("fe80:", "169.254."))
-            ):
-                found[plain] = name
-    return found
 
 
 def card_speed(interface: str, root: Path = Path("/sys/class/net")) -> int | None:

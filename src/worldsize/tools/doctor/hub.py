@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from worldsize.tools.doctor.facts import own_addresses
+from worldsize.runtime import network
 from worldsize.tools.doctor.wire import Door, Line
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Hub:
 
     def __init__(self, *, here: bool) -> None:
         self._server = socket.create_server(("", 0)) if not socket.has_dualstack_ipv6() else _dual()
-        addresses = ("127.0.0.1",) if here else (*own_addresses(), "127.0.0.1")
+        addresses = ("127.0.0.1",) if here else (*network.interfaces(), "127.0.0.1")
         self.door = Door(secrets.token_hex(16), addresses, int(self._server.getsockname()[1]))
         self._pool = ThreadPoolExecutor(_AT_ONCE)
         self.hosts: dict[str, Host] = {}

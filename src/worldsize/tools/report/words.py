@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 ABSENT = "–"  # noqa: RUF001 - a dash, as tables have it
 _WHOLE, _ALL = 10_000, 0.995
 _SECOND, _SECONDS = 0.9995, 99.5
+_STEP = 1000.0
 
 
 def word(value: Any, kind: str) -> str:
@@ -48,11 +49,12 @@ def duration(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"
+    """Bytes: `3.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < _STEP:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _STEP
+    return f"{value:.1f} TB"
 
 
 def hours(value: float) -> str:

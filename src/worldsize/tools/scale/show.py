@@ -55,15 +55,9 @@ def as_csv(rows: Iterable[Row]) -> str:
     return text.getvalue()
 
 
-def table(rows: Sequence[Row]) -> str:
-    """For a person; a dash where nobody told."""
-    lines = [_HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in enumerate(
-            zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    )  # fmt: skip
+def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """For a person, the names of the columns first; a dash where nobody told."""
+    return [_HEAD, *(_cells(row) for row in rows)]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
