@@ -346,10 +346,18 @@ def test_old_ones_that_cannot_be_deleted_are_a_note(tmp_path: Path, monkeypatch:
 
 def test_a_writer_that_was_cut_off_cannot_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A successor that starts while a save is being written: that save ends without a commit."""
-    go, write = threading.Event(), store.write
-    monkeypatch.setattr(store, "write", lambda *given: (write(*given), go.wait())[0])
+    written, go, write = threading.Event(), threading.Event(), store.write
+
+    def halfway(*given: Any) -> Any:
+        done = write(*given)
+        written.set()
+        go.wait()
+        return done
+
+    monkeypatch.setattr(store, "write", halfway)
     saver = checkpointer(tmp_path, Alone())
     saver.save(odd(), {}, facts(1))
+    assert written.wait(60.0)
     new = claim(tmp_path, run_id="r")
     go.set()
     (outcome,) = saver.wait()
