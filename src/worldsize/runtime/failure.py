@@ -76,8 +76,7 @@ def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
     line = f"worldsize: {_who()}{error}{_where(trace)}"
     _write(error, line, trace)
     if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
-        # CAUTION: torch wraps the hook and catches what it writes to sys.stderr; this process ends before it would show.
-        print(line, file=sys.__stderr__ or sys.stderr, flush=True)
+        _aloud(line)
     _part(line)
 
 
@@ -87,7 +86,15 @@ def say_for(error: WorldsizeError, rank: int, path: str | None) -> None:
     if path:
         _leave(Path(path), error, line, None, str(rank))
     if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
-        print(line, file=sys.__stderr__ or sys.stderr, flush=True)
+        _aloud(line)
+
+
+def _aloud(line: str) -> None:
+    """One write, so that no other thread's line comes between it and its end."""
+    # CAUTION: torch wraps the hook and catches what it writes to sys.stderr; this process ends before it would show.
+    stream = sys.__stderr__ or sys.stderr
+    stream.write(line + "\n")
+    stream.flush()
 
 
 def end(error: WorldsizeError) -> NoReturn:

@@ -72,8 +72,9 @@ class Lines:
         self.say(f"step {step + 1}{of}  {words(values)}  {speed:.3g} steps/s")
 
     def say(self, line: str) -> None:
-        """Print, at once."""
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is the terminal's room
+        """Print, at once, and in one write: the threads that save and track speak too."""
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
     def committed(self, line: str) -> None:
         """Print, unless another commit was printed a moment ago: a run may save every step."""
