@@ -166,7 +166,7 @@ class Parted:
     def __init__(self, model: nn.Module, entry: Entry, parts: Parts) -> None:
         _refuse_batch_norm(model, parts)
         self._model, self._entry, self._parts = model, entry, parts
-        self._told = _POSITIONS in inspect.signature(type(model).forward).parameters
+        self._signature = inspect.signature(model.forward)
         self._tried = False
 
     def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -189,14 +189,22 @@ class Parted:
                 "the sequence does not divide over the ranks that share it",
                 found=f"length {length}, cp={parts.count}", do="pad to a multiple of it",
             )  # fmt: skip
-        if self._told and kwargs.get(_POSITIONS) is None:
-            device = tensors((args, kwargs))[0].device
-            kwargs = {**kwargs, _POSITIONS: torch.arange(length, device=device).unsqueeze(0)}
+        args, kwargs = self._placed(args, kwargs, length)
         parts.length = length // parts.count
         args, kwargs = mapped(lambda value: parts.cut(value, length), (args, kwargs))
         with parts:
             output = self._entry(method, *args, **kwargs)
         return mapped(parts.join, output)
+
+    def _placed(self, args: Any, kwargs: dict[str, Any], length: int) -> tuple[Any, dict[str, Any]]:
+        """The arguments, with the positions where the model takes them and none were given, by place or by name."""
+        if _POSITIONS not in self._signature.parameters:
+            return args, kwargs
+        given = self._signature.bind(*args, **kwargs)
+        if given.arguments.get(_POSITIONS) is None:
+            device = tensors((args, kwargs))[0].device
+            given.arguments[_POSITIONS] = torch.arange(length, device=device).unsqueeze(0)
+        return given.args, given.kwargs
 
     def _try(self, method: str, args: Any, kwargs: dict[str, Any], length: int) -> None:
         """Compute a few positions of one sample in parts and whole: what else looks along the sequence shows. Collective."""

@@ -79,6 +79,12 @@ def test_every_layout_has_one_curve(
     same(curve(tmp_path, given, layout), alone)
 
 
+def test_parts_of_a_sequence_have_the_curve_of_rows_of_one_sample(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Context parallel does not pack: each position must know where it stands."""
+    wanted = curve(tmp_path / "alone", given, "single:1", packing="false")
+    same(curve(tmp_path / "parts", given, "cp2:2"), wanted)
+
+
 @pytest.mark.parametrize(
     "layout", ["fsdp+tp2+pp2:8", "ddp+tp2:4", "fsdp+pp2:4", "tp2+pp2:4", *(f"pp2+schedule={name}:2" for name in (
         "gpipe", "interleaved1f1b", "interleavedzerobubble", "zbvzerobubble"))],

@@ -152,6 +152,12 @@ class LLMConfig(Given):
             raise _both("lora_dropout", self.lora_dropout, "model_parallel_size", self.model_parallel_size)
         if self.context_parallel_size > 1 and self.packing and "packing" in self.model_fields_set:
             raise _both("context_parallel_size", self.context_parallel_size, "packing", self.packing)
+        if self.max_seq_len % self.context_parallel_size:
+            raise ConfigError(
+                "max_seq_len does not divide over the ranks that share a sequence",
+                found=f"max_seq_len={self.max_seq_len}, context_parallel_size={self.context_parallel_size}",
+                do="choose a multiple of it",
+            )
         return self
 
     def required(self) -> tuple[Path, Path, Path]:

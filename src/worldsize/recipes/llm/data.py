@@ -6,7 +6,7 @@ A label is the token that follows; the last one of a document has none within a 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +51,14 @@ class Wanted:
     Attributes:
         length: the most tokens of a row.
         packed: several documents in a row; else each in its own.
+        multiple: rows that are not packed are as long as a multiple of it; tokens do not depend on it.
         over: what is learnt, see `samples`.
         bad: what becomes of lines that are no records.
     """
 
     length: int
     packed: bool = True
+    multiple: int = field(default=1, repr=False)
     over: samples.LossOver = "completion"
     bad: Any = "error"
 
@@ -68,10 +70,11 @@ class Rows:
         tokens: all documents.
         length: the most tokens of a row.
         packed: whether rows hold several documents.
+        multiple: of what the length of other rows is one.
     """
 
-    def __init__(self, tokens: Tokens, length: int, *, packed: bool) -> None:
-        self._tokens, self._length, self._packed = tokens, length, packed
+    def __init__(self, tokens: Tokens, length: int, *, packed: bool, multiple: int = 1) -> None:
+        self._tokens, self._length, self._packed, self._multiple = tokens, length, packed, multiple
         self._starts, self._sizes = tokens.plans["starts"], tokens.plans["sizes"]
         self._items, self._rows = tokens.plans["items"], tokens.plans["rows"]
 
@@ -91,7 +94,8 @@ class Rows:
 
     def collate(self, rows: list[Batch]) -> Batch:
         """Rows of one length: packed ones the longest there may be, else that of the longest."""
-        length = self._length if self._packed else max(len(row["tokens"]) for row in rows)
+        longest = self._length if self._packed else max(len(row["tokens"]) for row in rows)
+        length = longest + -longest % self._multiple
         fill = {"tokens": 0, "labels": IGNORED, "position_ids": 0, "documents": _NO_DOCUMENT}
         return {name: torch.stack([_padded(row[name], length, fill[name]) for row in rows]) for name in rows[0]}
 
@@ -256,7 +260,7 @@ def rows_of(
     maker = FromLines(path, lambda: load_tokenizer(tokenizer), wanted, vocabulary - 1)
     tokens = cached(cache, _key(path, tokenizer, wanted, vocabulary), maker, say)
     _tell(path, tokens.facts, wanted, say)
-    return Rows(tokens, wanted.length, packed=wanted.packed)
+    return Rows(tokens, wanted.length, packed=wanted.packed, multiple=wanted.multiple)
 
 
 def _tell(path: Path, facts: dict[str, Any], wanted: Wanted, say: Callable[[str], None]) -> None:

@@ -104,6 +104,7 @@ def _rows(config: LLMConfig, source: Path, own: impl.Impl, say: Callable[[str], 
     wanted = data.Wanted(
         config.max_seq_len,
         packed=config.packing and config.context_parallel_size == 1 and own.packs,
+        multiple=config.context_parallel_size,
         over=config.loss_over,
         bad=config.bad_lines,
     )
