@@ -31,6 +31,7 @@ COMMANDS = {
     "nodes": ("worldsize.cli.nodes", "Show the Slurm cluster: what is free, what is out, and why."),
     "doctor": ("worldsize.cli.doctor", "Look at the hosts: what is wrong or slow, which one, and what to do."),
     "verify": ("worldsize.cli.verify", "Prove that a program resumes exactly, and trains alike on every layout."),
+    "plan": ("worldsize.cli.plan", "Say what a program needs on GPUs that need not be here: memory, traffic, disk."),
     "scale": (
         "worldsize.cli.scale",
         "Measure a program on more and more ranks: speed-up, efficiency, waiting, energy.",
