@@ -33,8 +33,6 @@ EXCUSED = "gpu"
 
 # Several ranks share a few cores; torch reads this when it is first imported, here and in every started rank.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Ranks that wait for their next test should wait: Horovod's own loop turns every millisecond.
-os.environ.setdefault("HOROVOD_CYCLE_TIME", "20")
 hypothesis.settings.register_profile(
     "house",
     deadline=None,

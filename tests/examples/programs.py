@@ -38,9 +38,13 @@ class Ended:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This environment, with commands of this interpreter first, one thread a process, and `extra`."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
+    """This environment, with commands of this interpreter first, one thread a process, and `extra`.
+
+    PYTHONUNBUFFERED would make two writes of each printed line, and ranks that share a pipe would speak into each other's.
+    """
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{here.get('PATH', '')}"
+    return {**here, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
 
 def start(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

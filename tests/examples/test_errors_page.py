@@ -26,15 +26,14 @@ ROWS = {
     for row in [line.strip("|").split("|")]
 }
 SOURCE = ROOT / "src"
-TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
+NODES = {file: list(ast.walk(ast.parse(file.read_text(encoding="utf-8")))) for file in SOURCE.rglob("*.py")}
+"""File -> its module, and all that is in it."""
 EXITS = {("sys", "exit"), ("os", "_exit")}
 
 
 def classes() -> dict[str, Path]:
     """Every class of the package that is a WorldsizeError, and the file where it stands."""
-    defined = [
-        (node, file) for file, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    ]
+    defined = [(node, file) for file, nodes in NODES.items() for node in nodes if isinstance(node, ast.ClassDef)]
     bases = {node.name: {base.id for base in node.bases if isinstance(base, ast.Name)} for node, _ in defined}
     found = {WorldsizeError.__name__}
     while more := {name for name, of in bases.items() if of & found} - found:
@@ -44,7 +43,9 @@ def classes() -> dict[str, Path]:
 
 def codes() -> Iterator[int]:
     """Every code with which a command ends by its own decision: constants named EXIT_..., and what is given to an exit."""
-    for tree in TREES.values():
+    for tree, *inside in NODES.values():
+        assert isinstance(tree, ast.Module)
+        calls = exits(inside)
         known = {
             target.id: node.value.value
             for node in tree.body
@@ -53,15 +54,15 @@ def codes() -> Iterator[int]:
             if isinstance(target, ast.Name)
         }
         yield from (value for name, value in known.items() if name.startswith("EXIT_"))
-        words = {word.id for call in exits(tree) for word in ast.walk(call) if isinstance(word, ast.Name)}
+        words = {word.id for call in calls for word in ast.walk(call) if isinstance(word, ast.Name)}
         yield from (value for name, value in known.items() if name in words or name in {"_TIMED_OUT", "_INTERRUPTED"})
-        given = [word.value for call in exits(tree) for word in call.args if isinstance(word, ast.Constant)]
+        given = [word.value for call in calls for word in call.args if isinstance(word, ast.Constant)]
         yield from (value for value in given if isinstance(value, int))
 
 
-def exits(tree: ast.Module) -> list[ast.Call]:
+def exits(nodes: list[ast.AST]) -> list[ast.Call]:
     """Calls of sys.exit and os._exit."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [
         call
         for call in calls

@@ -19,7 +19,7 @@ from tests.launch.commands import RUN, clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.waits]
 
 STEPS, REST = 200, 0.2
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from worldsize.testing.slurm import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.waits]
 
 PROGRAM = HERE / "survivor.py"
 
@@ -39,7 +39,6 @@ def nothing_lost(job: Job, steps: int, restarts: int) -> None:
     slurmjob.same(job.losses(), slurmjob.alone(PROGRAM, str(steps), "never", "0", "0"))
 
 
-@pytest.mark.waits
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("limits", [1, pytest.param(3, marks=pytest.mark.matrix)])
 def test_time_limits_lose_nothing(slurm: Cluster, tmp_path: Path, limits: int) -> None:

@@ -80,6 +80,10 @@ CASES: dict[str, tuple[type[Decoder], dict[str, Any]]] = {
 }
 
 
+WITHIN = {"plain", "drop-out"}
+"""Cases that are part of others by default: of "positions" and of three parts; of "recomputed" and of four ranks."""
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, one: RankPool) -> dict[str, Any]:
     """One rank's runs by case, made when asked for."""
@@ -99,13 +103,22 @@ def _check(ranks: RankPool, folder: Path, case: str, wanted: dict[str, Any], **l
         decoder.same(found, wanted)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.matrix if case in WITHIN else ()) for case in CASES]
+)
 def test_two_parts(case: str, tmp_path: Path, two: RankPool, alone: dict[str, Any]) -> None:
     """A whole run in float64: losses, clipped norms, rates, scores, weights, average and predictions of one rank."""
     _check(two, tmp_path, case, alone[case], cp=2)
 
 
-@pytest.mark.parametrize("layout", [{"strategy": "fsdp"}, {"strategy": "ddp"}, {"strategy": "hsdp", "replicas": 2}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"strategy": "fsdp"},
+        {"strategy": "hsdp", "replicas": 2},
+        pytest.param({"strategy": "ddp"}, marks=pytest.mark.matrix),
+    ],
+)
 def test_four_ranks(layout: dict[str, Any], tmp_path: Path, four: RankPool, alone: dict[str, Any]) -> None:
     """Parts of sequences and shares of the batch; in the last step of an epoch one share has nothing to do."""
     _check(four, tmp_path, "drop-out", alone["drop-out"], cp=2, **layout)

@@ -61,6 +61,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp+tp4": {"strategy": "fsdp", "tp": 4},
 }
 SHOWN = {("fsdp+tp2", "split losses"), ("ddp+tp2", "plan")}
+WITHIN = {"plan", "sequence", "drop-out"}
+"""Cases that are part of others by default: of "recomputed", of "split losses" and "drop-out in sequences", of "recomputed"."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,9 @@ def _check(pool: RankPool, folder: Path, case: str, wanted: dict[str, Any], **la
         decoder.same(found, wanted)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.matrix if case in WITHIN else ()) for case in CASES]
+)
 def test_two_parts(case: str, tmp_path: Path, two: RankPool, alone: dict[str, Any]) -> None:
     """A whole run in float64: losses, clipped norms, rates, scores, weights, average and predictions of one rank."""
     _check(two, tmp_path, case, alone[case], tp=2)
