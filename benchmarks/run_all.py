@@ -37,6 +37,9 @@ ALL = (
     Benchmark("restart.py"),
     Benchmark("step.py", gpus=2),
     Benchmark("save.py", gpus=2),
+    Benchmark("lora.py", gpus=1),
+    Benchmark("weak_scaling.py", gpus=2),
+    Benchmark("llm_save.py", gpus=1),
 )
 
 
