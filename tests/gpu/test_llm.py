@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a model, and JSON lines."""
     folder = tmp_path_factory.mktemp("llama")
-    folders.folder(folder / "model", num_hidden_layers=4)
+    folders.folder(folder / "model", num_hidden_layers=4, hidden_size=128, intermediate_size=192)
     folders.lines(
         folder / "data.jsonl", ({"text": f"{number} and {number + 1} " * (1 + number % 9)} for number in range(90))
     )

@@ -85,7 +85,7 @@ def test_a_stage_has_a_part_of_the_plan() -> None:
             {"layer.*.attention.q": "colwise"},
             r"Found: layer\.\*\.attention\.q\. Do: nearest are layers\.\*\.attention\.q",
         ),
-        ({"head": "columns"}, f"'columns'. Do: choose one of {WORDS[0]}"),
+        ({"head": "column"}, f"'column'. Do: choose one of {WORDS[0]}"),
         ({"head": 3}, "word for head is not known"),
         ({"layers.*.first": "colwise"}, "layers.0.first: LayerNorm"),
         ({"layers.*.drop": "rowwise"}, "layers.0.drop: Dropout"),

@@ -6,7 +6,7 @@ Loading torch's DTensor and its checkpoints takes as long as half of torch. Wher
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,19 @@ def is_sharded(value: object) -> TypeIs[DTensor]:
     # A module that another thread is loading right now has made no tensor yet.
     kind = getattr(sys.modules.get(_MODULE), "DTensor", None)
     return kind is not None and isinstance(value, kind)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, where a shard knows a way of its own to be gathered (FSDP2's extensions) without that."""
+    if not is_sharded(tensor):
+        return tensor
+    part: Any = tensor.to_local()
+    if not hasattr(part, "fsdp_pre_all_gather"):
+        return tensor
+    inner = getattr(part, part.__tensor_flatten__()[0][0])
+    return type(tensor).from_local(
+        inner, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from torch import nn
 
 from worldsize.errors import ConfigError, StepError
 from worldsize.runtime.grid import Grid, Sizes
 from worldsize.strategies.norm import gradients, limit_, norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from worldsize.runtime.session import Session
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 Padding = Literal["none", "one", "equal"]
 """What a rank with fewer micro-batches than others must still run, with weight 0: nothing; one where it has none at
 all; as many as the busiest rank."""
+Recompute = Callable[[Sequence[nn.Module], Callable[[nn.Module], AbstractContextManager[None]]], None]
+"""Activation checkpointing of a program's own: gets a model's repeated blocks, before they are sharded and compiled, and what
+must stand around a second pass of one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,12 @@ class Options:
         init: "here" builds the whole model on every rank. "meta" builds it without memory and then fills module by
             module through `reset_parameters`, each under a random key of its path: the same weights under every
             strategy, and FSDP never holds more than one unit whole. See `worldsize.strategies.building`.
+        ready: gets each unit that FSDP is about to shard, filled, and last the whole model: for weights that know a way of
+            their own to be gathered.
         low_frozen: hold parameters that are not trained in the dtype that is computed in, not in that of the others.
         compile: compile the model in place: True, a mode's name, or torch.compile's arguments by name.
         activation_checkpointing: recompute the activations of these module classes in the backward pass; True for
-            the repeated blocks.
+            the repeated blocks; or what sees to that itself, see `Recompute`.
         unused_parameters: "error" names a parameter that got no gradient; "allow" searches for them at each step.
         bucket_mb: size of the buckets in which DDP sums gradients, in MiB.
         wrap: module classes that FSDP shards as one unit, () for one unit in all; None for the repeated blocks.
@@ -55,9 +63,10 @@ class Options:
     """
 
     init: Literal["here", "meta"] = "here"
+    ready: Callable[[nn.Module], None] | None = None
     low_frozen: bool = False
     compile: bool | str | Mapping[str, Any] = False
-    activation_checkpointing: bool | tuple[type[nn.Module], ...] = False
+    activation_checkpointing: bool | tuple[type[nn.Module], ...] | Recompute = False
     unused_parameters: Literal["error", "allow"] = "error"
     bucket_mb: float = 25.0
     wrap: tuple[type[nn.Module], ...] | None = None
@@ -129,6 +138,10 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     padding: ClassVar[Padding] = "none"
+    rehearses: ClassVar[bool] = True
+    """Whether `forget` undoes all that a pass forward and backward leaves behind."""
+    rehearsing = False
+    """Whether passes are made that are no part of a step: what ranks exchange in them without need may stay undone."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -204,6 +217,10 @@ class Strategy(ABC):
 
     def sent(self, model: nn.Module) -> None:
         """After each backward pass of the model's own turn. Raises StepError where it went past the exchange."""
+
+    def forget(self, model: nn.Module) -> None:
+        """After passes that were no part of a step, or that an error ended: as if there had been none."""
+        model.zero_grad(set_to_none=True)
 
     def check_gradients(self, model: nn.Module) -> list[str]:
         """Names of parameters that got no gradient where that makes the exchange wrong."""

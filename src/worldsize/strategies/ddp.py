@@ -55,7 +55,7 @@ class DDP(Ranked):
         """Gradients are summed over ranks in the backward pass of the last micro-batch only."""
         super().exchange(model, last=last)
         if model in self._entries:
-            self._entries[model].begin(last=last)
+            self._entries[model].begin(last=last and not self.rehearsing)
 
     def stand_by(self, model: nn.Module, *, last: bool) -> None:
         """Never exchanged: what this model's parameters get in another's turn is thrown away."""

@@ -18,9 +18,11 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from worldsize.errors import ConfigError, LayoutError, StepError
+from worldsize.runtime.sharded import plain
 from worldsize.strategies import building
 from worldsize.strategies.base import Options, Padding, Setting, brief
 from worldsize.strategies.outputs import tensors
@@ -29,7 +31,7 @@ from worldsize.strategies.routing import methods, route
 from worldsize.strategies.transform import chosen, compile_in_place, recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -68,7 +70,7 @@ class FSDP(Ranked):
             self.refuse_differences(model)
         extra = methods(type(model))
         recompute(model, options, self.parts)
-        units = self._shard(model, self.split(model, fill, options), options)
+        units = self._shard(model, _then(self.split(model, fill, options), options.ready), options)
         compile_in_place(model, options)
         self._entries[model] = entry = _Entry(model, extra, units=units, allow=options.unused_parameters == "allow")
         return route(model, self.guarded(model, entry), self.setting.precision, self.device)
@@ -86,6 +88,11 @@ class FSDP(Ranked):
         """Notes whether the backward pass went through the model."""
         self._entries[model].sent()
 
+    def forget(self, model: nn.Module) -> None:
+        """Units are shards again, and waiting for a first pass, wherever an error ended the last one."""
+        self._entries[model].forget()
+        super().forget(model)
+
     def check_gradients(self, model: nn.Module) -> list[str]:
         """What this rank did not use, or what no rank used where that is allowed."""
         entry = self._entries[model]
@@ -94,6 +101,14 @@ class FSDP(Ranked):
             return entry.used.missing()
         entry.used.drop_zeros(self.setting.session.comm)
         return []
+
+    def held(self, model: nn.Module) -> dict[str, Tensor]:
+        """Shards without their own ways of being gathered, which nothing but the wrapper knows."""
+        return {name: plain(value) for name, value in super().held(model).items()}
+
+    def state(self, model: nn.Module, held: Mapping[str, Tensor] | None = None) -> Mapping[str, Any]:
+        """The same."""
+        return {name: plain(value) for name, value in super().state(model, held).items()}
 
     def _shard(self, model: nn.Module, fill: Callable[[nn.Module], None], options: Options) -> int:
         """Fill and shard from the inside out. Returns in how many units with parameters the model lies."""
@@ -188,6 +203,12 @@ class _Entry:
             self._model.reshard()
         self._earlier = (self._earlier or self._flowed) and not (self._last and self._flowed)
 
+    def forget(self) -> None:
+        """Passes so far are none."""
+        _reset(self._model)
+        self.used.missing()
+        self._flowed = self._earlier = self._second = False
+
     def refuse_unreduced(self) -> None:
         """Raises StepError where earlier micro-batches left gradients that the last one did not reduce."""
         if self._earlier:
@@ -218,6 +239,19 @@ class _Entry:
             )
 
 
+def _then(
+    fill: Callable[[nn.Module], None], ready: Callable[[nn.Module], None] | None
+) -> Callable[[nn.Module], None]:
+    if ready is None:
+        return fill
+
+    def both(unit: nn.Module) -> None:
+        fill(unit)
+        ready(unit)
+
+    return both
+
+
 def _inner(name: str) -> str:
     return f"_sharded_{name}"
 
@@ -238,10 +272,46 @@ def _cuts(inside: set[nn.Module], owners: set[nn.Module]) -> bool:
 
 
 def _managed(unit: nn.Module) -> list[Any]:
-    """What the wrapper itself knows of each parameter of one unit; torch before 2.12 has one group, newer ones several."""
+    """What the wrapper itself knows of each parameter of one unit."""
+    return [value for group in _groups(unit) for value in group.fsdp_params]
+
+
+def _groups(unit: nn.Module) -> list[Any]:
+    """Of one unit; torch before 2.12 has at most one, newer ones several."""
     state = fully_shard.state(unit)  # type: ignore[attr-defined]
-    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-    return [value for group in groups if group is not None for value in group.fsdp_params]
+    found = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in found if group is not None]
+
+
+def _reset(model: nn.Module) -> None:
+    """What `reset_iter_state` of newer torch does, for older ones too: every unit idle and in shards, nothing accumulated."""
+    states = [fully_shard.state(unit) for unit in model.modules() if isinstance(unit, FSDPModule)]  # type: ignore[attr-defined]
+    if hasattr(model, "reset_iter_state"):
+        model.reset_iter_state()  # type: ignore[operator]
+    else:
+        _reset_older(model, states)
+    for value in [value for unit in model.modules() if isinstance(unit, FSDPModule) for value in _managed(unit)]:
+        value.unsharded_accumulated_grad = None
+        if getattr(value, "_unsharded_param", None) is not None:
+            value._unsharded_param.grad = None  # noqa: SLF001 - the wrapper has no word for this
+
+
+def _reset_older(model: nn.Module, states: list[Any]) -> None:
+    if next(model.parameters()).is_cuda:
+        torch.cuda.synchronize()
+    for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+        for group in _groups(unit):
+            group.finalize_backward()
+            group._training_state = TrainingState.IDLE  # noqa: SLF001
+            group._to_sharded()  # noqa: SLF001
+    for state in states:
+        state._training_state = TrainingState.IDLE  # noqa: SLF001
+        state._state_ctx.iter_forward_root = None  # noqa: SLF001
+        state._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001
+        state._comm_ctx.post_forward_order.clear()  # noqa: SLF001
+        state._comm_ctx.all_gather_state = None  # noqa: SLF001
+        if hasattr(state._comm_ctx, "reduce_scatter_state"):  # noqa: SLF001
+            state._comm_ctx.reduce_scatter_state = None  # noqa: SLF001
 
 
 def _refuse_scalars(model: nn.Module) -> None:

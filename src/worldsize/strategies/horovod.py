@@ -38,6 +38,7 @@ class Horovod(Ranked):
 
     name = "horovod"
     padding: ClassVar[Padding] = "one"
+    rehearses: ClassVar[bool] = False
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
     from worldsize.strategies.base import Options
     from worldsize.strategies.routing import Entry
@@ -152,7 +153,8 @@ class Split:
         elif style != "replicate":
             trained = {name: value.requires_grad for name, value in module.named_parameters()}
             laid = self._torch(module, style)
-            beside = getattr(module, "tp_beside", {}).get(style) if isinstance(style, str) else None
+            own = style in tensorplan.OWN  # which sees to all of its parameters
+            beside = getattr(module, "tp_beside", {}).get(style) if isinstance(style, str) and not own else None
             parallelize_module(module, self._mesh, _Beside(laid, beside) if beside else laid, src_data_rank=None)
             for name, value in module.named_parameters():
                 value.requires_grad_(trained[name])
@@ -161,8 +163,11 @@ class Split:
         if isinstance(style, ParallelStyle):
             return style
         sequence = Shard(1) if style.endswith("_sequence") else Replicate()
-        if style == "gather_sequence":
-            return _Gather()
+        if style in ("gather_sequence", "entered_sequence", "entered"):
+            return _Entered(sequence, summed=style != "gather_sequence")
+        if style in tensorplan.OWN:
+            dims = getattr(module, "tp_beside", {}).get("columns", {})
+            return _Columns(dims, _Entered(sequence) if "entered" in style else None)
         if style in tensorplan.ROWS:
             if sequence.is_shard():
                 module.register_forward_pre_hook(_Divides(self._names[module], self._mesh.size()))
@@ -304,16 +309,45 @@ class _Slice:
         return x * kept.narrow(self._dim, self._part * length, length)
 
 
-class _Gather(ParallelStyle):
-    """The first argument arrives as a part of the sequence, and goes in whole."""
+class _Entered(ParallelStyle):
+    """The first argument goes in whole.
+
+    Args:
+        layout: how it arrives: as a part of the sequence, or whole.
+        summed: inside, each rank computes a part of its gradient; else all of it.
+    """
+
+    def __init__(self, layout: Placement, *, summed: bool = True) -> None:
+        self._layout, self._grads = layout, [Partial()] if summed else None
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            part = DTensor.from_local(args[0], device_mesh, [Shard(1)], run_check=False)
-            return part.redistribute(placements=[Replicate()]).to_local(), *args[1:]
+            part = DTensor.from_local(args[0], device_mesh, [self._layout], run_check=False)
+            whole = part.redistribute(placements=[Replicate()]).to_local(grad_placements=self._grads)
+            return whole, *args[1:]
 
         module.register_forward_pre_hook(before)
         return module
+
+
+class _Columns(ParallelStyle):
+    """Parameters in parts, mostly along their first dimension, for a module whose own code takes its parts.
+
+    Args:
+        dims: of other parameters, None for whole ones.
+        entered: how its input goes in, where it is the first that takes it.
+    """
+
+    def __init__(self, dims: Mapping[str, int | None], entered: _Entered | None) -> None:
+        self._dims, self._entered = dims, entered
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, value in list(module.named_parameters(recurse=False)):
+            dim = self._dims.get(name, 0)
+            place = Replicate() if dim is None else Shard(dim)
+            laid = distribute_tensor(value.detach(), device_mesh, [place], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(laid))
+        return module if self._entered is None else self._entered._apply(module, device_mesh)  # noqa: SLF001 - a style's only verb
 
 
 class _Both(ParallelStyle):

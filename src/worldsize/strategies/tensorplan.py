@@ -21,10 +21,12 @@ from worldsize.strategies.base import brief
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-COLUMNS = ("colwise", "colwise_rep", "colwise_sequence", "colwise_rep_sequence")
+OWN = ("columns", "columns_entered", "columns_entered_sequence")
+"""Columns of a module whose own code does the rest: plain tensors go in and out of it."""
+COLUMNS = ("colwise", "colwise_rep", "colwise_sequence", "colwise_rep_sequence", *OWN)
 ROWS = ("rowwise", "rowwise_whole", "rowwise_sequence")
 SUMMED = ("sequence", "summed")
-WORDS = (*COLUMNS, *ROWS, *SUMMED, "gather_sequence", "replicate")
+WORDS = (*COLUMNS, *ROWS, *SUMMED, "gather_sequence", "entered", "entered_sequence", "replicate")
 _ALIASES = {
     "colwise_gather_output": "colwise_rep",
     "embedding_rowwise": "rowwise",

@@ -56,10 +56,12 @@ def recompute(model: nn.Module, options: Options, around: AbstractContextManager
         options: of the run.
         around: what stands around calls of the model, and must around the second pass.
     """
-    wanted = options.activation_checkpointing
-    if wanted:
+    wanted, beside = options.activation_checkpointing, around or nullcontext()
+    if callable(wanted):
+        wanted(blocks(model), lambda module: _second_pass(module, beside))
+    elif wanted:
         for module in chosen(model, wanted if isinstance(wanted, tuple) else None):
-            checkpoint(module, context_fn=functools.partial(_contexts, module, around or nullcontext()))
+            checkpoint(module, context_fn=functools.partial(_contexts, module, beside))
 
 
 def compile_in_place(model: nn.Module, options: Options) -> None:

@@ -34,6 +34,15 @@ _DOING = {
 }
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether the error says that there is no memory, of a device or of the host."""
+    return _on_device(error) or isinstance(error, MemoryError) or _HOST.search(str(error)) is not None
+
+
+def _on_device(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _DEVICE.search(str(error)) is not None
+
+
 def explain(error: BaseException, engine: Engine, settings: Settings, step: Step | None) -> OutOfMemoryError | None:
     """The error to be told in place of one that says that there is no memory; None for any other.
 
@@ -43,10 +52,9 @@ def explain(error: BaseException, engine: Engine, settings: Settings, step: Step
         settings: what decides it.
         step: where it was; None where it was in none.
     """
-    text = str(error)
-    device = isinstance(error, torch.OutOfMemoryError) or _DEVICE.search(text) is not None
-    if not device and not isinstance(error, MemoryError) and not _HOST.search(text):
+    if not ran_out(error):
         return None
+    text, device = str(error), _on_device(error)
     shapes = [] if step is None else _shapes(step.at_work)
     doing = (
         "before the first step"

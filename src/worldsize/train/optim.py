@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.errors import CheckpointError, ConfigError
-from worldsize.runtime.sharded import is_sharded
+from worldsize.runtime.sharded import is_sharded, plain
 from worldsize.train.plain import empty, join, split
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class NamedOptimizer:
         """Where a tensor of a parameter's state is read to: laid out like the parameter, or as the optimizer says."""
         if is_sharded(parameter):
             same = parameter.shape == saved.shape
-            return torch.empty_like(parameter, dtype=saved.dtype) if same else saved
+            return torch.empty_like(plain(parameter), dtype=saved.dtype) if same else saved
         room = getattr(self.optimizer, "room", None)
         made: Tensor | None = None if room is None else room(parameter, saved)
         return saved if made is None else made

@@ -23,6 +23,7 @@ from worldsize.train.evaluate import Evaluator, Stopped
 from worldsize.train.keep import Kept
 from worldsize.train.optim import NamedOptimizer
 from worldsize.train.parts import Scheduled, Trained
+from worldsize.train.rehearse import rehearse
 from worldsize.train.settings import Saving, Settings, Stall
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from worldsize.runtime.comm import Comm
     from worldsize.track.spec import Track
     from worldsize.train.loop import Loop
-    from worldsize.train.step import Step
+    from worldsize.train.step import Step, Turn
 
 M = TypeVar("M", bound="nn.Module")
 O = TypeVar("O", bound="Optimizer")  # noqa: E741 - an optimizer
@@ -123,6 +124,7 @@ class Run:
         self._problem: StepError | None = None
         self._closed = False
         self._resumed: int | None = None
+        self._settled: dict[str, Any] = {}
         self._owner = start.claim(self._engine, self._settings)
         failure.note(partial(start.failed, self._owner))
         failure.explain(self._explain)
@@ -264,10 +266,42 @@ class Run:
             self._engine, self._settings, self._kept, self._owner, source,
             count=count, total=total, cut=cut, abandon=self._abandon, close=self.close,
         )  # fmt: skip
+        start.settle(self._engine, self._settings, self._settled)
         self._resumed = self._loop.at.step or None
         self._engine.parts.closed = True
         yield from self._loop.steps()
         self.close()
+
+    def rehearse(self, batches: Sequence[Any], body: Callable[[Turn], None]) -> bool:
+        """Make the passes of a step before the first one, and leave no trace of them. Collective.
+
+        Args:
+            batches: micro-batches of this rank, of any size.
+            body: gets a turn (`micro_batches`, `backward`), and goes through it as through a step, without `update`.
+
+        Returns:
+            whether memory sufficed on every rank. See `worldsize.train.rehearse` for what is raised.
+        """
+        return rehearse(self._engine, batches, body)
+
+    def settle(self, **values: Any) -> None:
+        """Keep what was found out at the start in run.json under "settled"; `begun` has it in later attempts.
+
+        Args:
+            values: by name, of plain types; the same on every rank. Before the first step.
+        """
+        self._engine.parts.refuse_late("what is settled")
+        self._settled |= values
+
+    @property
+    def begun(self) -> dict[str, Any]:
+        """What run.json says of the attempts before; empty in a new run. Collective."""
+        return start.begun(self._engine, self._settings)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """How the run lies over ranks: strategy, ranks, precision, mesh; "shares": into how many parts a batch is dealt."""
+        return {**self._engine.strategy.layout(), "shares": self._engine.strategy.ranks}
 
     def evaluate(
         self, fn: Callable[[Any], Mapping[str, Any]], data: Any, *, model: nn.Module | None = None

@@ -181,6 +181,17 @@ def begin(
     )  # fmt: skip
 
 
+def begun(engine: Engine, settings: Settings) -> dict[str, Any]:
+    """What run.json says, on every rank; empty in a new run. Collective."""
+    return decide(engine.comm, RunFolder(settings.dir).read)
+
+
+def settle(engine: Engine, settings: Settings, values: dict[str, Any]) -> None:
+    """Put what the program settled into run.json. Collective."""
+    if values:
+        decide(engine.comm, lambda: RunFolder(settings.dir).add("settled", values))
+
+
 def _watch(engine: Engine, settings: Settings, owned: owner.Owner, step: int) -> None:
     """From now on, until the run is closed."""
     if settings.stall.policy != "off":

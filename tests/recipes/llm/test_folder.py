@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pools import pool
 from tests.recipes.llm import folders
-from tests.recipes.llm.test_train import trained
+from tests.recipes.llm.test_train import curve, same, trained
 from worldsize.errors import CheckpointError
 from worldsize.recipes.llm import folder, generate
 
@@ -33,6 +34,21 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     }  # fmt: skip
     pool(2).run(trained, {**settings, "strategy": "fsdp"})
     return place / "run"
+
+
+@pytest.mark.parametrize("impl", ["native", pytest.param("transformers", marks=pytest.mark.matrix)])
+def test_it_goes_on_without_the_folder_that_it_began_from(tmp_path: Path, impl: str) -> None:
+    """A commit has all weights, and the run what else belongs to the model."""
+    folders.folder(tmp_path / "model")
+    path = folders.lines(tmp_path / "data.jsonl", ({"text": f"{n} and {n + 1}"} for n in range(20)))
+    settings = {
+        "init_ckpt": str(tmp_path / "model"), "data_path": str(path), "cache_dir": str(tmp_path / "cache"), "precision": "fp64",
+        "max_seq_len": 32, "global_batch": 2, "lr": "1e-2", "lr_schedule": "constant", "device": "cpu", "model_impl": impl,
+    }  # fmt: skip
+    wanted = curve(tmp_path / "whole", settings, "single:1", train_steps=2)
+    curve(tmp_path / "run", settings, "single:1", train_steps=1)
+    shutil.rmtree(tmp_path / "model")
+    same(curve(tmp_path / "run", settings, "single:1", train_steps=2), wanted)
 
 
 def test_an_exported_folder_is_loaded_by_transformers(run: Path, tmp_path: Path) -> None:

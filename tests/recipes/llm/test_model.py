@@ -195,7 +195,7 @@ def test_kernels_agree(name: str) -> None:
     """Every kernel of this device."""
     model = folders.made("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=2)
     tokens = torch.randint(0, 160, (2, 16), generator=torch.Generator().manual_seed(1))
-    decoder = ours(model, written(model), Ways(attention.kernel(name, torch.device("cpu"))))
+    decoder = ours(model, written(model), Ways(attention.kernel(name, torch.device("cpu"), 8)))
     with torch.no_grad():
         torch.testing.assert_close(decoder(tokens), model(tokens).logits, rtol=1e-5, atol=1e-5)
 
@@ -203,9 +203,19 @@ def test_kernels_agree(name: str) -> None:
 def test_a_kernel_that_is_not_here_is_refused() -> None:
     """With the device."""
     with pytest.raises(ConfigError, match="needs CUDA"):
-        attention.kernel("cudnn", torch.device("cpu"))
+        attention.kernel("cudnn", torch.device("cpu"), 64)
     with pytest.raises(ConfigError, match="choose one of auto"):
-        attention.kernel("none", torch.device("cpu"))
+        attention.kernel("none", torch.device("cpu"), 64)
+    with pytest.raises(ConfigError, match="heads of at least 16"):
+        attention.kernel("flex", torch.device("cuda"), 8)
+
+
+def test_narrow_heads_are_packed_with_a_mask() -> None:
+    """flex_attention cannot compute them on CUDA."""
+    narrow, wide = (attention.kernel("auto", torch.device("cuda"), size) for size in (8, 16))
+    documents = torch.zeros(1, 4, dtype=torch.int64)
+    assert isinstance(narrow.view(4, documents, torch.device("cpu")), attention.Masked)
+    assert isinstance(wide.view(4, documents, torch.device("cpu")), attention.Blocks)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.fsdp import fully_shard
 
 from tests.integration.program import may_stop
 from tests.pools import pool
@@ -109,6 +111,24 @@ def test_flags_change_the_way_and_not_the_numbers(
         same(found, alone)
 
 
+def test_weights_may_stay_whole_until_the_backward_pass(
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--reshard false` reaches the wrapper."""
+    seen: list[bool | None] = []
+    plain = fully_shard
+
+    @functools.wraps(plain)  # it carries more than its call
+    def noted(*of: Any, **how: Any) -> Any:
+        seen.append(how.get("reshard_after_forward"))
+        return plain(*of, **how)
+
+    monkeypatch.setattr("worldsize.strategies.fsdp.fully_shard", noted)
+    trained({**given, "output_dir": str(tmp_path), "strategy": "fsdp", "reshard": "false", "train_steps": 1})
+    assert False in seen
+    assert True not in seen
+
+
 def test_it_goes_on_elsewhere_inside_an_epoch(tmp_path: Path, given: dict[str, Any]) -> None:
     """Two copies, then two tensor parts, then two stages: one curve."""
     found: dict[int, tuple[float, float]] = {}
@@ -127,3 +147,14 @@ def test_evaluation_is_over_tokens(tmp_path: Path, given: dict[str, Any]) -> Non
         scores.append({row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row})
     assert sorted(scores[0]) == [3, STEPS - 1]
     assert scores[0] == pytest.approx(scores[1], rel=1e-10)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", ["tp2:2", "fsdp+tp2:4", "cp2+tp2:4"])
+@pytest.mark.parametrize("off", ["sequence_parallel", "use_fused_ops", "packing"])
+def test_tensor_ranks_have_the_curve_in_every_way(
+    tmp_path: Path, given: dict[str, Any], layout: str, off: str
+) -> None:
+    """Rows and vocabulary in parts or whole; rows of any length are padded to parts."""
+    more = {off: "false", **({"packing": "false"} if "cp" in layout else {})}
+    same(curve(tmp_path / "parts", given, layout, **more), curve(tmp_path / "alone", given, "single:1", **more))

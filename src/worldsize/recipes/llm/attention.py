@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KERNELS = ("auto", "sdpa", "flash", "cudnn", "math", "flex")
+_NARROWEST = 16
+"""The smallest size of a head for flex_attention on CUDA."""
 
 
 class Kernel(Protocol):
@@ -45,11 +46,11 @@ class View(Protocol):
         ...
 
 
-def kernel(name: str, device: torch.device) -> Kernel:
-    """The kernel of that name; "auto": the fastest that this device has.
+def kernel(name: str, device: torch.device, size: int) -> Kernel:
+    """The kernel of that name for heads of that size; "auto": the fastest that this device has.
 
     Raises:
-        ConfigError: there is none of that name, or not for this device.
+        ConfigError: there is none of that name, or not for this device or size.
     """
     if name not in KERNELS:
         raise ConfigError(f"attention {name!r} is not known", do=f"choose one of {', '.join(KERNELS)}")
@@ -57,9 +58,15 @@ def kernel(name: str, device: torch.device) -> Kernel:
     if name in ("flash", "cudnn", "flex") and not cuda:
         raise ConfigError(f"attention={name} needs CUDA", found=device.type, do="leave it at auto")
     if name == "flex":
+        if size < _NARROWEST:
+            raise ConfigError(
+                f"attention=flex needs heads of at least {_NARROWEST}",
+                found=f"head_dim {size}",
+                do="leave it at auto",
+            )
         return Flexible()
     if name == "auto":
-        return Scaled("sdpa", packed=Flexible() if cuda else None)
+        return Scaled("sdpa", packed=Flexible() if cuda and size >= _NARROWEST else None)
     return Scaled(name)
 
 
@@ -89,14 +96,19 @@ class Scaled:
         return Masked(self.name, length, documents, device)
 
 
-@dataclass(frozen=True)
 class Masked:
-    """One pass through scaled_dot_product_attention."""
+    """One pass through scaled_dot_product_attention.
 
-    name: str
-    length: int
-    documents: Tensor | None
-    device: torch.device
+    Attributes:
+        whole: the mask of layers without a window, where it is more than causal.
+    """
+
+    def __init__(self, name: str, length: int, documents: Tensor | None, device: torch.device) -> None:
+        # All is made here: layers that are compiled cannot keep anything between them. No dataclass: FSDP would take it apart.
+        self.name, self.length, self._device = name, length, device
+        self.whole: Tensor | None = None
+        if documents is not None:
+            self.whole = (documents[:, None, :, None] == documents[:, None, None, :]) & self._causal
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None) -> Tensor:
         """See `View`."""
@@ -111,19 +123,13 @@ class Masked:
 
     def _mask(self, window: int | None) -> Tensor | None:
         if window is None:
-            return self._whole
+            return self.whole
         near = self._distances < window
-        return near & (self._causal if self._whole is None else self._whole)
+        return near & (self._causal if self.whole is None else self.whole)
 
-    @cached_property
-    def _whole(self) -> Tensor | None:
-        if self.documents is None:
-            return None
-        return (self.documents[:, None, :, None] == self.documents[:, None, None, :]) & self._causal
-
-    @cached_property
+    @property
     def _distances(self) -> Tensor:
-        at = torch.arange(self.length, device=self.device)
+        at = torch.arange(self.length, device=self._device)
         return at[:, None] - at
 
     @property

@@ -11,6 +11,7 @@ from worldsize.errors import ConfigError
 from worldsize.launch import fields
 from worldsize.launch.fields import by
 from worldsize.launch.given import Given
+from worldsize.recipes.llm import modes
 
 Text = Annotated[str | None, by(fields.text)]
 Place = Annotated[Path | None, by(lambda value: Path(fields.text(value)).expanduser())]
@@ -62,8 +63,8 @@ class LLMConfig(Given):
     """How often the data is gone through, in place of train_steps. Not given: once."""
     global_batch: Count = 8
     """Rows of a step, over all ranks."""
-    micro_batch: Count = 1
-    """Rows of a forward pass on one rank."""
+    micro_batch: Annotated[int | Literal["auto"], by(modes.micro_batch)] = 1
+    """Rows of a forward pass on one rank; auto: as many as fit, measured when the run is begun, and kept."""
     eval_steps: Whole = 0
     """Evaluate every so many steps, and at the end; 0: never."""
     save_steps: Whole = 0
@@ -115,6 +116,8 @@ class LLMConfig(Given):
     """Over how many ranks the layers are laid, one after another (pipeline)."""
     model_parallel_size: Count = 1
     """Over how many ranks each layer is split (tensor parallel)."""
+    sequence_parallel: Flag = True
+    """Under it, tensor ranks also lie over parts of each row between projections, and over the vocabulary, if it divides."""
     context_parallel_size: Count = 1
     """Over how many ranks each row is split."""
     schedule: Text = None
@@ -122,9 +125,13 @@ class LLMConfig(Given):
     deepspeed_config: Place = None
     """DeepSpeed's JSON: its batch, optimizer, schedule, clipping and precision are the training's, the rest is DeepSpeed's."""
     precision: Annotated[
-        Literal["bf16", "fp32", "fp64", "fp16"], by(fields.choice, "bf16", "fp32", "fp64", "fp16")
+        Literal["bf16", "fp8", "fp32", "fp64", "fp16"], by(fields.choice, "bf16", "fp8", "fp32", "fp64", "fp16")
     ] = "bf16"
-    """What is computed in; parameters and optimizer are in float32, or float64."""
+    """What is computed in; parameters and optimizer are in float32, or float64. fp8: projections, beside bf16 (torchao)."""
+    fp8_scaling: Annotated[Literal["tensorwise", "rowwise"], by(fields.choice, "tensorwise", "rowwise")] = (
+        "tensorwise"
+    )
+    """Under fp8: one factor for a tensor, the fastest, or one for a row, more exact."""
     device: Annotated[Literal["cpu", "cuda"] | None, by(fields.choice, "cpu", "cuda")] = None
     """Where it computes. Not given: on GPUs where there are some."""
     use_flash_attn: Flag = True
@@ -135,8 +142,12 @@ class LLMConfig(Given):
     """Head and loss in one pass that never holds all logits, and a fused optimizer; false: one operation after another."""
     compile: Flag = False
     """Compile the layers."""
-    activation_checkpointing: Annotated[Literal["none", "full"], by(fields.choice, "none", "full")] = "none"
-    """Compute the layers again in the backward pass, to hold less."""
+    reshard: Flag = True
+    """Under fsdp, free a layer's whole weights after its forward pass; false: they are gathered once a step, and held."""
+    activation_checkpointing: Annotated[str, by(modes.activation_checkpointing)] = "none"
+    """Compute again in the backward pass: none, selective, selective:2 (each second layer), full, auto (measured)."""
+    memory_limit: Annotated[int | None, by(modes.memory)] = None
+    """What auto may use on each rank, as in 70GiB. Not given: what the GPU has, or a share of what the host has free."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -148,6 +159,10 @@ class LLMConfig(Given):
             raise ConfigError(
                 "generate_steps without generate_prompts", do="give --generate_prompts a prompt or a file"
             )
+        if self.precision == "fp8":
+            for name in ("lora_rank", "model_parallel_size", "pipe_parallel_size", "deepspeed_config"):
+                if getattr(self, name) not in (0, 1, None):
+                    raise _both("precision", self.precision, name, getattr(self, name))
         if self.lora_dropout and self.model_parallel_size > 1:
             raise _both("lora_dropout", self.lora_dropout, "model_parallel_size", self.model_parallel_size)
         if self.context_parallel_size > 1 and self.packing and "packing" in self.model_fields_set:
@@ -158,7 +173,19 @@ class LLMConfig(Given):
                 found=f"max_seq_len={self.max_seq_len}, context_parallel_size={self.context_parallel_size}",
                 do="choose a multiple of it",
             )
+        self._refuse_unmeasured()
         return self
+
+    def _refuse_unmeasured(self) -> None:
+        """Raises ConfigError where trials before the first step could not be undone."""
+        asked = [name for name in ("micro_batch", "activation_checkpointing") if getattr(self, name) == modes.AUTO]
+        engine = (self.strategy or "").startswith(("deepspeed", "zero", "horovod"))
+        if asked and (engine or self.pipe_parallel_size > 1):
+            raise ConfigError(
+                f"{asked[0]}=auto is measured under single, ddp, fsdp, hsdp and with tensor parallel",
+                found=f"strategy {self.strategy}, pipe_parallel_size {self.pipe_parallel_size}",
+                do=f"say what {asked[0]} shall be",
+            )
 
     def required(self) -> tuple[Path, Path, Path]:
         """Where the run, the model and the data are. Raises ConfigError where one is not said."""

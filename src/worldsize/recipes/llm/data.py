@@ -40,8 +40,8 @@ TOKENIZER = (
 _MOST = 1_000_000
 """Lines whose numbers are kept to be told."""
 _TOLD = 5
-_NO_DOCUMENT = -1
-"""Of padding: it sees itself alone."""
+_FILL = {"tokens": 0, "labels": IGNORED, "position_ids": 0, "documents": -1}
+"""Padding: no loss, a document that sees itself alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,7 @@ class Rows:
         """Rows of one length: packed ones the longest there may be, else that of the longest."""
         longest = self._length if self._packed else max(len(row["tokens"]) for row in rows)
         length = longest + -longest % self._multiple
-        fill = {"tokens": 0, "labels": IGNORED, "position_ids": 0, "documents": _NO_DOCUMENT}
-        return {name: torch.stack([_padded(row[name], length, fill[name]) for row in rows]) for name in rows[0]}
+        return {name: torch.stack([_padded(row[name], length, _FILL[name]) for row in rows]) for name in rows[0]}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -118,8 +117,14 @@ def counted(batch: Batch) -> dict[str, float]:
     return {"tokens": float((batch["labels"] != IGNORED).sum()), "positions": float(batch["tokens"].numel())}
 
 
+def padded(rows: Tensor, name: str, multiple: int) -> Tensor:
+    """One part of a batch, (samples, length), with padding up to a multiple of a length."""
+    length = rows.shape[1]
+    return _padded(rows, length + -length % multiple, _FILL[name]) if length % multiple else rows
+
+
 def _padded(row: Tensor, length: int, fill: int) -> Tensor:
-    return torch.nn.functional.pad(row, (0, length - len(row)), value=fill)
+    return torch.nn.functional.pad(row, (0, length - row.shape[-1]), value=fill)
 
 
 class FromLines:

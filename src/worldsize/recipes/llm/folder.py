@@ -6,7 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from worldsize.checkpoint import address, export
+from worldsize.checkpoint import address, export, manifest
 from worldsize.checkpoint.opened import Opened
 from worldsize.errors import CheckpointError
 from worldsize.recipes.llm import lora
@@ -37,6 +37,12 @@ def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None) 
         source = model / name if name in _MODEL else tokenizer / name
         if source.is_file():
             shutil.copyfile(source, place / name)
+
+
+def begun(run: Path) -> Path | None:
+    """What belongs to the model of a run that has a commit to go on from: all weights are in that. None where it has none."""
+    place = run / KEPT
+    return place if manifest.committed(run) and (place / CONFIG).is_file() else None
 
 
 def beside(run: Path) -> Path:

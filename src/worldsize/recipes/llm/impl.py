@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm import attention, lora, losses, shape
+from worldsize.recipes.llm import attention, data, fp8, lora, losses, shape
 from worldsize.recipes.llm.model import Decoder, Ways
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import worldsize as ws
     from worldsize.recipes.llm.config import LLMConfig
     from worldsize.recipes.llm.data import Batch
+    from worldsize.recipes.llm.fp8 import Eight
     from worldsize.recipes.llm.lora import Lora
 
 
@@ -45,7 +46,11 @@ class Impl(Protocol):
         ...
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """One loss a position (samples, length), 0 where its label is ignored."""
+        """One loss a position (samples, length), 0 where its label is ignored; length may be that of rows with padding."""
+        ...
+
+    def moved(self, model: nn.Module) -> None:
+        """After its weights have changed. Collective."""
         ...
 
     def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
@@ -58,15 +63,20 @@ class Native:
 
     packs = True
 
-    def __init__(self, folder: Path, form: shape.Shape, ways: Ways, adapters: Lora | None = None) -> None:
-        self._folder, self._form, self._ways, self._adapters = folder, form, ways, adapters
+    def __init__(
+        self, folder: Path, form: shape.Shape, ways: Ways, adapters: Lora | None = None, eight: Eight | None = None,
+        *, cuts: int = 1,
+    ) -> None:  # fmt: skip
+        self._folder, self._form, self._ways, self._adapters, self._eight = folder, form, ways, adapters, eight
+        self._multiple = ways.parts * cuts if ways.parts > 1 else 1
         self.vocabulary = form.vocabulary
 
     def told(self) -> str:
         """See `Impl`."""
         adapters = f"; adapters of rank {self._adapters.rank}" if self._adapters else ""
         size = f"{self._form.family}, {self._form.parameters:,} parameters"
-        return f"{size}; attention: {self._ways.kernel.name}{adapters}"
+        eight = f"; {self._eight.told()}" if self._eight else ""
+        return f"{size}; attention: {self._ways.kernel.name}{adapters}{eight}"
 
     def flops(self, length: int) -> float:
         """See `Impl`."""
@@ -77,22 +87,35 @@ class Native:
 
         def build() -> nn.Module:
             made = Decoder(self._form, self._ways)
+            if self._eight:
+                return self._eight.convert(made, run.say)
             return lora.adapt(made, self._adapters) if self._adapters else made
 
-        model = run.model(build, init="meta", low_frozen=self._adapters is not None, **options)
+        ready: dict[str, Any] = {"ready": self._eight.ready} if self._eight else {}
+        model = run.model(build, init="meta", low_frozen=self._adapters is not None, **ready, **options)
         if not fresh:
             run.warm_start(model, self._folder, fresh=lora.OWN if self._adapters else None)
         return model
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """See `Impl`."""
-        found: Tensor = model(batch["tokens"], batch["labels"], batch.get("position_ids"), batch.get("documents"))
+        names = ("tokens", "labels", "position_ids", "documents")
+        tokens, labels, places, documents = (
+            data.padded(batch[name], name, self._multiple) if name in batch else None for name in names
+        )
+        # With padding, whose losses are 0: cut off, the sum's gradient would no longer be one number, see `losses.chunked`.
+        found: Tensor = model(tokens, labels, places, documents)
         return found
 
     def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
         """See `Impl`."""
-        found: Tensor = model(tokens)
-        return found
+        found: Tensor = model(data.padded(tokens, "tokens", self._multiple))
+        return found[:, : tokens.shape[1]]
+
+    def moved(self, model: nn.Module) -> None:
+        """See `Impl`."""
+        if self._eight:
+            self._eight.moved(model)
 
 
 class Transformers:
@@ -113,6 +136,12 @@ class Transformers:
                     f"{name} is for the native decoder", found=f"{getattr(config, name)}, model_type {self._family!r}",
                     do="use ddp, fsdp, hsdp, or model_parallel_size where transformers has a plan for it",
                 )  # fmt: skip
+        if config.precision == fp8.NAME:
+            raise ConfigError(
+                "precision fp8 is for the native decoder",
+                found=f"model_type {self._family!r}",
+                do="use precision=bf16",
+            )
         if config.lora_rank:
             raise ConfigError(
                 "lora_rank is for the native decoder", found=f"{config.lora_rank}, model_type {self._family!r}",
@@ -157,6 +186,9 @@ class Transformers:
         found: Tensor = model(input_ids=tokens).logits
         return found
 
+    def moved(self, model: nn.Module) -> None:
+        """See `Impl`."""
+
 
 def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
     """The native decoder where it knows the family, unless another is asked for.
@@ -173,5 +205,11 @@ def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
             raise
         return Transformers(folder, config)
     name = config.attention or ("auto" if config.use_flash_attn else "math")
-    ways = Ways(attention.kernel(name, device), chunked=config.use_fused_ops)
-    return Native(folder, form, ways, lora.of(config))
+    parts = config.model_parallel_size if config.sequence_parallel else 1
+    ways = Ways(
+        attention.kernel(name, device, form.head_dim),
+        chunked=config.use_fused_ops,
+        compiled=config.compile and device.type == "cuda",
+        parts=1 if form.vocabulary % parts else parts,
+    )
+    return Native(folder, form, ways, lora.of(config), fp8.of(config, device), cuts=config.context_parallel_size)

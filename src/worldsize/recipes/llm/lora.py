@@ -17,6 +17,7 @@ from torch.nn import functional
 from worldsize.checkpoint.export import Weights
 from worldsize.errors import ConfigError
 from worldsize.recipes.llm.model import Linear
+from worldsize.runtime.sharded import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +77,10 @@ class Lora:
 class Adapted(Linear):
     """A projection with an adapter beside it, which begins with a factor of zeros: the model is what it was."""
 
-    tp_beside: ClassVar = {"colwise": {"lora_A": None, "lora_B": 0}, "rowwise": {"lora_A": 1, "lora_B": None}}
+    tp_beside: ClassVar = {
+        "columns": {"lora_A": None, "lora_B": 0}, "rowwise": {"lora_A": 1, "lora_B": None},
+        "rowwise_sequence": {"lora_A": 1, "lora_B": None},
+    }  # fmt: skip
     """Along which dimension tensor ranks split the factors where they split the weight in that way."""
 
     def __init__(self, base: Linear, lora: Lora) -> None:
@@ -99,8 +103,18 @@ class Adapted(Linear):
     def forward(self, states: Tensor) -> Tensor:
         """(samples, length, inputs) -> (samples, length, outputs)."""
         seen = functional.dropout(states, self._dropout, self.training) if self._dropout else states
-        low = functional.linear(functional.linear(seen, self.lora_A), self.lora_B)
+        down, up = self._factors(states)
+        low = functional.linear(functional.linear(seen, down), up)
         return torch.add(super().forward(states), low, alpha=self._times)
+
+    def _factors(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        if type(self.lora_A) is nn.Parameter or is_sharded(states):
+            return self.lora_A, self.lora_B
+        from torch.distributed.tensor import Partial
+
+        assert is_sharded(self.lora_A)
+        # The first is whole on each tensor rank, which sees its part of the second: its gradient is a part of the sum.
+        return self.lora_A.to_local(grad_placements=[Partial()]), local(self.lora_B)
 
 
 def of(config: LLMConfig) -> Lora | None:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from worldsize.recipes.llm import losses, rotary
 from worldsize.recipes.llm.attention import Scaled
+from worldsize.runtime.sharded import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,10 +39,14 @@ class Ways:
     Attributes:
         kernel: of attention.
         chunked: the head never holds all logits.
+        compiled: the head's loss is compiled.
+        parts: over how many tensor ranks sequences lie between projections, and the vocabulary; 1 where they are whole.
     """
 
     kernel: Kernel = field(default_factory=lambda: Scaled("sdpa"))
     chunked: bool = True
+    compiled: bool = False
+    parts: int = 1
 
 
 class Linear(nn.Linear):
@@ -56,6 +61,12 @@ class Linear(nn.Linear):
         nn.init.normal_(self.weight, std=self.spread)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(samples, length, inputs) -> (samples, length, outputs), or this tensor rank's part of them."""
+        if type(self.weight) is nn.Parameter or is_sharded(states):
+            return super().forward(states)
+        return functional.linear(states, local(self.weight), None if self.bias is None else local(self.bias))
 
 
 class Embedding(nn.Embedding):
@@ -174,16 +185,32 @@ class Head(Linear):
     """States to logits, or to the losses of the tokens that follow."""
 
     def __init__(self, shape: Shape, ways: Ways) -> None:
-        self._scale, self._chunked = shape.logit_scale, ways.chunked
+        self._scale, self._chunked, self._compiled = shape.logit_scale, ways.chunked, ways.compiled
         super().__init__(shape.hidden, shape.vocabulary, bias=False, spread=shape.initial)
 
     def forward(self, states: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (samples, length, vocabulary); with labels one loss a position (samples, length), see `losses.plain`."""
+        weight = local(self.weight)
         if labels is None:
-            logits = functional.linear(states, self.weight)
-            return logits * self._scale if self._scale != 1.0 else logits
-        way = losses.chunked if self._chunked else losses.plain
-        return way(states, self.weight, labels, self._scale)
+            logits = functional.linear(states, weight)
+            return self._gathered(logits * self._scale if self._scale != 1.0 else logits)
+        if not self._chunked:
+            return losses.plain(states, weight, labels, self._scale, self._cut())
+        return losses.chunked(states, weight, labels, self._scale, cut=self._cut(), compiled=self._compiled)
+
+    def _cut(self) -> losses.Cut | None:
+        if not is_sharded(self.weight):
+            return None
+        mesh = self.weight.device_mesh
+        return losses.Cut(mesh.get_local_rank() * len(self.weight.to_local()), mesh.get_group())
+
+    def _gathered(self, logits: Tensor) -> Tensor:
+        if not is_sharded(self.weight):
+            return logits
+        from torch.distributed.tensor import Shard
+
+        kind = type(self.weight)
+        return kind.from_local(logits, self.weight.device_mesh, [Shard(2)], run_check=False).full_tensor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +222,7 @@ class Run:
         layers: between them.
         turning: of positions.
         kernel: of attention.
+        parts: of sequences between projections, see `Ways`.
     """
 
     embed: Embedding | None
@@ -203,14 +231,15 @@ class Run:
     head: Head | None
     turning: Turning
     kernel: Kernel
+    parts: int = 1
 
     def __call__(
         self, states: Tensor, labels: Tensor | None, positions: Tensor | None, documents: Tensor | None
     ) -> Tensor | Passing:
         """Tokens or states through the parts. See `Decoder.forward`."""
+        length = states.shape[1] * (1 if self.embed is not None else self.parts)
         if self.embed is not None:
             states = self.embed(states)
-        length = states.shape[1]
         at = torch.arange(length, device=states.device)[None] if positions is None else positions
         turn, view = self.turning(at, states.dtype), self.kernel.view(length, documents, states.device)
         for layer in self.layers:
@@ -226,7 +255,7 @@ class Section(nn.Module):
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.embed, self.layers, self.norm, self.head = run.embed, nn.ModuleList(run.layers), run.norm, run.head
-        self.turning, self._kernel = run.turning, run.kernel
+        self.turning, self._kernel, self._parts = run.turning, run.kernel, run.parts
 
     def forward(
         self,
@@ -236,7 +265,7 @@ class Section(nn.Module):
         documents: Tensor | None = None,
     ) -> Tensor | tuple[Tensor | None, ...]:
         """See `Decoder.forward`. What stands last and is not there is not handed on: only tensors pass between stages."""
-        run = Run(self.embed, list(self.layers), self.norm, self.head, self.turning, self._kernel)
+        run = Run(self.embed, list(self.layers), self.norm, self.head, self.turning, self._kernel, self._parts)
         found = run(states, labels, positions, documents)
         if isinstance(found, torch.Tensor):
             return found
@@ -290,20 +319,26 @@ class Decoder(nn.Module):
             without labels logits (samples, length, vocabulary); with them losses (samples, length), 0 where ignored.
         """
         body = self.model
-        run = Run(body.embed_tokens, list(body.layers), body.norm, self.lm_head, body.turning, self.ways.kernel)
+        layers, ways = list(body.layers), self.ways
+        run = Run(body.embed_tokens, layers, body.norm, self.lm_head, body.turning, ways.kernel, ways.parts)
         found = run(tokens, labels, position_ids, documents)
         assert isinstance(found, torch.Tensor)
         return found
 
     @property
     def tp_plan(self) -> dict[str, str]:
-        """How layers are split over tensor ranks."""
-        layer = "model.layers.*"
-        columns = {f"{layer}.self_attn.{name}_proj": "colwise" for name in "qkv"}
-        columns |= {f"{layer}.mlp.{name}_proj": "colwise" for name in ("gate", "up")}
-        rows = {f"{layer}.self_attn.o_proj": "rowwise", f"{layer}.mlp.down_proj": "rowwise"}
+        """How the model is split over tensor ranks: layers, and where `Ways.parts` says so all else too."""
+        layer, end = "model.layers.*", "_sequence" if self.ways.parts > 1 else ""
+        inner = {f"{layer}.self_attn": f"entered{end}", f"{layer}.mlp": f"entered{end}"}
+        columns = {f"{layer}.self_attn.{name}_proj": "columns" for name in "qkv"}
+        columns |= {f"{layer}.mlp.{name}_proj": "columns" for name in ("gate", "up")}
+        rows = {f"{layer}.self_attn.o_proj": f"rowwise{end}", f"{layer}.mlp.down_proj": f"rowwise{end}"}
         norms = {f"{layer}.self_attn.{name}_norm": "summed" for name in "qk"} if self.shape.qk_norm else {}
-        return {**columns, **rows, **norms}
+        if self.ways.parts > 1:
+            between = ("model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm")
+            norms |= dict.fromkeys(between, "sequence")
+            rows["model.embed_tokens"], columns["lm_head"] = "rowwise_sequence", "columns_entered_sequence"
+        return {**inner, **columns, **rows, **norms}
 
     def pipeline_stages(self, n: int) -> list[nn.Module]:
         """Layers in n sections of about equal work; the embedding is in the first, norm and head in the last."""
@@ -316,6 +351,7 @@ class Decoder(nn.Module):
                 self.lm_head if stage == last else None,
                 body.turning,
                 self.ways.kernel,
+                self.ways.parts,
             )
             for stage in range(n)
         ]

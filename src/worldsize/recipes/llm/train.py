@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import worldsize as ws
-from worldsize.recipes.llm import data, folder, impl, lora, zero
+from worldsize.recipes.llm import data, fitting, folder, fp8, impl, lora, zero
 from worldsize.recipes.llm.generate import Looks
 from worldsize.recipes.llm.meter import Meter
+from worldsize.recipes.llm.modes import NONE, Mode
+from worldsize.recipes.llm.recompute import Recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,35 +43,48 @@ def train(config: LLMConfig) -> dict[str, Any]:
             _say(
                 f"of {config.deepspeed_config} not used beside pipeline and tensor parallel: {', '.join(taken.unused)}"
             )
+    begun = folder.begun(place)
+    if begun is not None:
+        config, checkpoint = config.model_copy(update={"init_ckpt": begun}), begun
     own = impl.chosen(config, checkpoint, _device(config))
     rows = _rows(config, source, own, _say)
     held, kept = _parted(config, rows, own)
+    given = config.micro_batch if isinstance(config.micro_batch, int) else None
     run = ws.Run(
         place,
         global_batch=config.global_batch,
-        micro_batch=config.micro_batch,
+        micro_batch=given,
         duration=config.duration,
         seed=config.seed,
         strategy=config.strategy,
         tp=config.model_parallel_size,
         pp=config.pipe_parallel_size,
         cp=config.context_parallel_size,
-        precision=config.precision,
+        precision="bf16" if config.precision == fp8.NAME else config.precision,
         device=config.device,
         saving=ws.Saving(every=f"{config.save_steps}st" if config.save_steps else None),
         track=config.track or (),
-        data=_loader(config, held, rows, shuffle=True),
+        data=_loader(given, held, rows, shuffle=True) if given else None,
+        accept=() if given else ("micro_batch",),
     )
-    model = own.place(run, _options(config, rest), fresh=config.from_scratch)
+    how = Recomputation(Mode.parse(config.activation_checkpointing))
+    fresh = config.from_scratch or run.comm.broadcast(begun is not None)
+    model = own.place(run, _options(config, rest, how), fresh=fresh)
     run.say(f"{own.told()}; data: {_told(rows)}")
     optimizer = run.optimizer(lambda placed: _adamw(config, placed), model, clip=config.clip or None)
     run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
+    bench = fitting.Bench(
+        run, model, optimizer, how, own.losses, batch=partial(_longest, config, held, rows), device=_device(config)
+    )
+    micro = fitting.fit(run, config, bench)
     if ws.here().rank == 0:
         folder.keep(checkpoint, _tokenizer(config), place, lora.of(config))
     looks = _looks(config, place)
     meter = Meter(own.flops(config.max_seq_len), run.comm.size, _device(config))
     scores: dict[str, float] = {}
-    for step in run.steps(count=data.counted):
+    loader = None if given else _loader(micro, held, rows, shuffle=True)
+    for step in run.steps(loader, count=data.counted):
+        own.moved(model)  # here, for a run that goes back to a commit moves them too
         for batch in step.micro_batches:
             step.backward(share=own.losses(model, batch).sum() / step.totals["tokens"], of="tokens")
         step.update()
@@ -77,9 +92,11 @@ def train(config: LLMConfig) -> dict[str, Any]:
         if _due(config.log_steps, step.index + 1, run.total_steps):
             run.log(meter.read())
         if kept is not None and _due(config.eval_steps, step.index + 1, run.total_steps):
-            scores = _evaluated(run, partial(own.losses, model), _loader(config, kept, rows, shuffle=False))
+            own.moved(model)
+            scores = _evaluated(run, partial(own.losses, model), _loader(micro, kept, rows, shuffle=False))
             run.log(scores)
         if looks is not None and _due(config.generate_steps, step.index + 1, run.total_steps):
+            own.moved(model)
             looks.look(run, partial(own.logits, model), step.index + 1)
     return {**run.result, **scores}
 
@@ -124,9 +141,17 @@ def _parted(config: LLMConfig, rows: Any, own: impl.Impl) -> tuple[Any, Any]:
     return torch.utils.data.Subset(rows, trained), torch.utils.data.Subset(rows, back)
 
 
-def _loader(config: LLMConfig, rows: Any, whole: Rows | Stream, *, shuffle: bool) -> Any:
+def _longest(config: LLMConfig, rows: Any, whole: Rows | Stream, count: int) -> Batch:
+    """So many rows, as long as there may be."""
+    found = whole.collate([rows[index % len(rows)] for index in range(count)])
+    length = max(config.max_seq_len, found["tokens"].shape[1])
+    places = torch.arange(length) % found["tokens"].shape[1]
+    return {name: value[:, places] for name, value in found.items()}
+
+
+def _loader(micro: int, rows: Any, whole: Rows | Stream, *, shuffle: bool) -> Any:
     return torch.utils.data.DataLoader(
-        rows, batch_size=config.micro_batch, shuffle=shuffle, collate_fn=getattr(rows, "collate", whole.collate)
+        rows, batch_size=micro, shuffle=shuffle, collate_fn=getattr(rows, "collate", whole.collate)
     )
 
 
@@ -140,10 +165,11 @@ def _tokenizer(config: LLMConfig) -> Path:
     return found
 
 
-def _options(config: LLMConfig, deepspeed: dict[str, Any] | None) -> dict[str, Any]:
+def _options(config: LLMConfig, deepspeed: dict[str, Any] | None, how: Recomputation) -> dict[str, Any]:
     found = {
         "compile": config.compile,
-        "activation_checkpointing": config.activation_checkpointing == "full",
+        "activation_checkpointing": how if config.activation_checkpointing != NONE else False,
+        "reshard": None if config.reshard else False,
         "schedule": config.schedule,
         "deepspeed": deepspeed,
     }

@@ -48,6 +48,7 @@ class DeepSpeed(Ranked):
 
     name = "deepspeed"
     padding: ClassVar[Padding] = "equal"
+    rehearses: ClassVar[bool] = False
     stage: ClassVar[int | None] = None
     """The stage that the strategy's name says."""
 

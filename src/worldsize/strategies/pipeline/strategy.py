@@ -7,7 +7,7 @@ Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023; Qi et al., "Zero
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,7 @@ class Pipeline(Strategy):
     """
 
     name = "pipeline"
+    rehearses: ClassVar[bool] = False
 
     def __init__(self, setting: Setting, inner: Ranked | None = None) -> None:
         self._inner = Flat(setting) if inner is None else inner

@@ -1,0 +1,161 @@
+"""Room: layers' projections computed in eight bits, by torchao. Embedding, head and norms stay in bf16.
+
+Micikevicius et al., "FP8 Formats for Deep Learning", 2022. A tensor is multiplied so that its largest value is the format's,
+anew for each product (dynamic scaling): one factor for all of it (tensorwise), or one for each row of a product (rowwise).
+Sharded weights (tensorwise) are cast before they are gathered, so that half of bf16's bytes travel; the factors of all
+of them are found in one exchange a step.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from worldsize.errors import ConfigError
+from worldsize.recipes.llm.model import Linear
+from worldsize.strategies.base import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worldsize.recipes.llm.config import LLMConfig
+    from worldsize.recipes.llm.model import Decoder
+
+NAME = "fp8"
+MULTIPLE = 16
+"""Of which the sizes of a projection must be multiples."""
+_LEAST = (8, 9)
+"""Compute capability of a GPU that multiplies in eight bits."""
+_GATHERED = ("fsdp", "hsdp")
+_OVER = (None, "single", "ddp", *_GATHERED)
+
+
+class Eight:
+    """What is computed in eight bits, and how.
+
+    Args:
+        scaling: tensorwise or rowwise.
+        gathered: weights that are sharded travel in eight bits.
+        emulated: round as a GPU would, and multiply in float32: for machines that cannot.
+    """
+
+    def __init__(self, scaling: str, *, gathered: bool, emulated: bool = False) -> None:
+        self.scaling, self._gathered = scaling, gathered and scaling == "tensorwise"
+        self._emulated = emulated
+
+    def told(self) -> str:
+        """What a person hears of it."""
+        return f"projections in fp8, {self.scaling}{', gathered in fp8' if self._gathered else ''}"
+
+    def convert(self, model: Decoder, say: Callable[[str], None]) -> Decoder:
+        """Put projections of eight bits in place of those of each layer.
+
+        Raises:
+            ConfigError: none of them has sizes that can be.
+        """
+        left, count = [], 0
+        for index, layer in enumerate(model.model.layers):
+            names = [name for name, module in layer.named_modules() if isinstance(module, Linear)]
+            for name in names:
+                base = layer.get_submodule(name)
+                assert isinstance(base, Linear)
+                if base.in_features % MULTIPLE or base.out_features % MULTIPLE:
+                    left.append(f"layers.{index}.{name} ({base.out_features} x {base.in_features})")
+                    continue
+                layer.set_submodule(name, _projection().over(base, self._config()))
+                count += 1
+        if not count:
+            raise ConfigError(
+                "precision=fp8, and no projection has sizes that are multiples of 16", found=brief(left),
+                do="use precision=bf16",
+            )  # fmt: skip
+        if left:
+            say(f"fp8: {len(left)} of {len(left) + count} projections stay in bf16, their sizes are no multiples of 16: "
+                f"{brief(left)}")  # fmt: skip
+        return model
+
+    def ready(self, unit: nn.Module) -> None:
+        """Before a part of the model is sharded: its weights know how they travel. See `worldsize.strategies.base.Options`."""
+        if not self._gathered:
+            return
+        from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Cast
+
+        for module in unit.modules():
+            if isinstance(module, _projection()) and type(module.weight) is nn.Parameter:
+                dtype = module.config.cast_config_weight.target_dtype
+                cast = Cast(module.weight.detach(), module.linear_mm_config, dtype)
+                module.weight = nn.Parameter(cast, requires_grad=module.weight.requires_grad)
+
+    def moved(self, model: nn.Module) -> None:
+        """After weights have changed: find all factors at once, where they would be found one by one. Collective."""
+        if self._gathered:
+            from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+            precompute_float8_dynamic_scale_for_fsdp(model)
+
+    def _config(self) -> Any:
+        from dataclasses import replace
+
+        from torchao.float8 import Float8LinearConfig
+
+        return replace(Float8LinearConfig.from_recipe_name(self.scaling), emulate=self._emulated)
+
+
+def of(config: LLMConfig, device: torch.device) -> Eight | None:
+    """What settings ask for.
+
+    Raises:
+        ConfigError: torchao is not installed, the device cannot, or the layout.
+    """
+    if config.precision != NAME:
+        return None
+    if find_spec("torchao") is None:
+        raise ConfigError("precision=fp8 needs torchao", do="pip install 'worldsize[fp8]'")
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < _LEAST:
+        found = device.type if device.type != "cuda" else _gpu(device)
+        raise ConfigError(
+            "precision=fp8 needs a GPU of compute capability 8.9 or more", found=found, do="use precision=bf16"
+        )
+    if config.strategy not in _OVER:
+        raise ConfigError(
+            "precision=fp8 is for single, ddp, fsdp and hsdp", found=str(config.strategy), do="use precision=bf16"
+        )
+    if config.fp8_scaling == "rowwise":
+        import torch._inductor.config as compiler
+
+        # The compiler would skip roundings to bf16 on the way to fp8, and find other factors than the backward pass.
+        compiler.emulate_precision_casts = True
+    return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
+
+
+def _gpu(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)}: {major}.{minor}"
+
+
+@cache
+def _projection() -> Any:
+    """The class, made when torchao is there."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    class Projection(Float8Linear):  # type: ignore[misc]
+        """A projection in eight bits, with fresh weights of the model's own spread."""
+
+        spread = 0.0
+
+        @classmethod
+        def over(cls, base: Linear, config: Any) -> Projection:
+            """In place of another, with its weights."""
+            made: Projection = cls.from_float(base, config)
+            made.spread = base.spread
+            return made
+
+        def reset_parameters(self) -> None:
+            """As `Linear`."""
+            Linear.reset_parameters(self)
+
+    return Projection
