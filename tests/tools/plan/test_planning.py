@@ -87,3 +87,16 @@ def test_what_is_planned_is_what_real_ranks_hold() -> None:
     finally:
         out.unlink(missing_ok=True)
     assert {layout: error for layout, error in errors.items() if abs(error) > 0.01} == {}
+
+
+@pytest.mark.matrix
+def test_a_program_that_ends_by_itself_says_why(tmp_path: Path) -> None:
+    """As commands do with an error; or without a word."""
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import os\nfrom worldsize.errors import ConfigError\nfrom worldsize.runtime import failure\n"
+        "if os.environ['WORLD_SIZE'] == '2':\n    failure.end(ConfigError('that does not go', do='else'))\nos._exit(3)\n"
+    )
+    said, silent = asked(script, "ddp:2", "ddp:4")
+    assert said["error"] == "that does not go. Do: else."
+    assert silent["error"] == "the program ended by itself, with code 3"

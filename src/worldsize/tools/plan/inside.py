@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsize.errors import WorldsizeError
-from worldsize.runtime import env
+from worldsize.runtime import env, failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import TracebackType
 
 
 def main(request: Path) -> None:
@@ -33,7 +34,9 @@ def main(request: Path) -> None:
         child = os.fork()
         if not child:
             os._exit(_answered(asked, question, answer, standing.Trace))
-        os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not answer.exists():
+            answer.write_text(json.dumps({"error": f"the program ended by itself, with code {code}"}), encoding="utf-8")
 
 
 def _answered(asked: Mapping[str, Any], question: Mapping[str, Any], answer: Path, trace: Any) -> int:
@@ -46,7 +49,12 @@ def _answered(asked: Mapping[str, Any], question: Mapping[str, Any], answer: Pat
         sys.stderr.flush()
         os._exit(0)
 
+    def said(error: WorldsizeError, trace: TracebackType | None = None) -> None:
+        del trace
+        write({"error": str(error)})
+
     try:
+        failure.say = said  # commands say an error, and end their process themselves
         env.export(question["options"])
         trace(question, write).begin()
         for name in asked["unmasked"] if question["cuda"] else ():

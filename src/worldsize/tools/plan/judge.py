@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from worldsize.tools.plan.asking import Question
 from worldsize.tools.plan.machine import Margin
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from worldsize.tools.plan.machine import Gpu
     from worldsize.tools.trial import Layout
 
+Fits = Literal["yes", "tight", "no"]
 _STAGES = 4
 """Of longer pipelines the first two stages and the last two are looked at: the ones between are like the second."""
 _PLACES = ("pp", "replicas", "cp", "tp")
@@ -27,8 +28,8 @@ class Verdict:
         layout: as it is written.
         peak: the most that torch's allocator holds.
         parts: what that is, by kind.
-        needed: with the margin.
-        fits: None where nothing was asked about a GPU.
+        needed: with the whole margin: surely enough.
+        fits: "yes", "tight" where it may, by how the allocator's blocks fall, or "no"; None where no GPU was named.
         traced: whether the program was run, or a formula used.
         batch: the arithmetic of the step.
         within, between: bytes that a rank sends in a step, in its node and to others.
@@ -42,7 +43,7 @@ class Verdict:
     peak: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
     needed: int = 0
-    fits: bool | None = None
+    fits: Fits | None = None
     traced: bool = True
     batch: Mapping[str, Any] = field(default_factory=dict)
     within: float = 0.0
@@ -95,9 +96,16 @@ def worst(
     busiest = max(each, key=lambda verdict: verdict.peak)
     whole = {name: sum(verdict.whole[name] for verdict in each) for name in busiest.whole}
     groups = 1 + len(axes(layout)) if layout.ranks > 1 else 0
-    needed = busiest.peak + (margin or Margin()).of(busiest.peak, groups, traced=busiest.traced)
-    fits = None if gpu is None else needed <= gpu.memory
-    return replace(busiest, whole=whole, needed=needed, fits=fits)
+    least, most = (margin or Margin()).of(busiest.peak, groups, traced=busiest.traced)
+    return replace(
+        busiest, whole=whole, needed=busiest.peak + most, fits=_fits(busiest.peak + least, busiest.peak + most, gpu)
+    )
+
+
+def _fits(least: int, needed: int, gpu: Gpu | None) -> Fits | None:
+    if gpu is None:
+        return None
+    return "yes" if needed <= gpu.memory else "tight" if least <= gpu.memory else "no"
 
 
 def _one(layout: Layout, answer: Mapping[str, Any], gpu: Gpu | None) -> Verdict:

@@ -33,13 +33,12 @@ def cells(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
         if verdict.error:
             continue
         parts = judge.told(verdict.parts)
-        fits = {None: "?", True: "yes", False: "no"}[verdict.fits]
         name = verdict.layout + ("" if verdict.traced else " *")
         sent = (size(verdict.within), size(verdict.between))
         rows.append(
             (
                 name,
-                fits,
+                verdict.fits or "?",
                 size(verdict.needed),
                 size(verdict.peak),
                 *(size(parts[kind]) for kind in judge.KINDS),
@@ -68,6 +67,8 @@ def lines(verdicts: Sequence[Verdict], machine: Machine, saved: Saves) -> Iterat
             f"{machine.gpu.name}: {size(machine.gpu.memory)}. Needed is the peak of the busiest rank, and a margin for the "
             "CUDA context, NCCL and what lies between the allocator's blocks"
         )
+    if any(verdict.fits == "tight" for verdict in verdicts):
+        yield "tight: it may run, by how the allocator's blocks fall; PYTORCH_ALLOC_CONF=expandable_segments:True helps"
 
 
 def _batches(verdicts: Sequence[Verdict]) -> Iterator[str]:
