@@ -19,8 +19,11 @@ LINE = re.compile(r"\[GPU\d+\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+")
 
 
 def epochs(ended: Ended) -> list[str]:
-    """The tutorial's lines at the beginning of epochs, of all ranks, sorted."""
-    return sorted(line for line in ended.lines if LINE.fullmatch(line))
+    """The tutorial's lines at the beginning of epochs, of all ranks, sorted.
+
+    torchrun's ranks write a line and its end apart (`python -u`) into one pipe: two may stand in one line.
+    """
+    return sorted(LINE.findall(ended.text))
 
 
 def single(folder: Path, total: int, *more: str, ledger: str = "ledger") -> Ended:

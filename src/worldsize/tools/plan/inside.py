@@ -36,7 +36,9 @@ def main(request: Path) -> None:
             os._exit(_answered(asked, question, answer, standing.Trace))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not answer.exists():
-            answer.write_text(json.dumps({"error": f"the program ended by itself, with code {code}"}), encoding="utf-8")
+            answer.write_text(
+                json.dumps({"error": f"the program ended by itself, with code {code}"}), encoding="utf-8"
+            )
 
 
 def _answered(asked: Mapping[str, Any], question: Mapping[str, Any], answer: Path, trace: Any) -> int:
