@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+import decoder
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
@@ -38,27 +39,17 @@ class Block(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class Decoder(decoder.Decoder):
     """A causal language model: a chain, so that it can lie in stages."""
 
     def __init__(self, width: int, depth: int, words: int, drop: float) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(words, width)
+        super().__init__(width, 0, words)
         self.blocks = nn.ModuleList(Block(width, min(width, 64), drop) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     tp_plan = {  # noqa: RUF012 - as models carry theirs
         **dict.fromkeys(("blocks.*.q", "blocks.*.k", "blocks.*.v", "blocks.*.up"), "colwise"),
         **dict.fromkeys(("blocks.*.out", "blocks.*.down"), "rowwise"),
     }
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (samples, length). Returns (samples, length, words)."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        out: Tensor = self.head(self.norm(x))
-        return out
 
 
 def main() -> None:
