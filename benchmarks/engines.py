@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from importlib.util import find_spec
 
@@ -43,6 +44,8 @@ def main() -> None:
         for number in range(asked.rounds):
             for which in ("ours", "plain") if number % 2 == 0 else ("plain", "ours"):
                 rounds[which].append(seen(f"{engine}-{which}", asked))
+                numbers = ", ".join(f"{name} {value:.4g}" for name, value in rounds[which][-1].items())
+                print(f"  {engine} {which}: {numbers}", file=sys.stderr, flush=True)
         for number, unit, scale in (("ms", "ms", 1.0), ("peak", "GB", 1e-9))[: 2 if cuda else 1]:
             ours, plain = ([each[number] * scale for each in rounds[which]] for which in ("ours", "plain"))
             what = "step" if number == "ms" else "peak memory"

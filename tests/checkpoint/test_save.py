@@ -6,6 +6,7 @@ import random
 import resource
 import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from worldsize.runtime.comm import Alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def names(run_dir: Path) -> list[str]:
@@ -418,3 +418,26 @@ def test_a_stop_while_saving_waits_for_the_commit(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         train()
     assert [read(path).step for path in committed(tmp_path)] == [1]
+
+
+def test_a_forked_process_does_not_take_the_host_memory_along(tmp_path: Path) -> None:
+    """What is registered with a device would be copied for every data worker."""
+    saver = checkpointer(tmp_path, Alone())
+    saver.save({"model/w": torch.arange(64 << 18, dtype=torch.float32)}, {}, facts(1), wait=True)
+    assert saver._staging is not None
+    start = saver._staging._block.data_ptr()
+    assert "dc" in flags_of_mapping(start)
+    saver.close()
+
+
+def flags_of_mapping(address: int) -> list[str]:
+    """Linux's flags of the mapping in which an address lies: "dc" is "do not copy on fork" (proc(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            low, high = (int(part, 16) for part in words[0].split("-"))
+            inside = low <= address < high
+        elif inside and words[0] == "VmFlags:":
+            return words[1:]
+    return []
