@@ -40,6 +40,10 @@ ALL = (
     Benchmark("lora.py", gpus=1),
     Benchmark("weak_scaling.py", gpus=2),
     Benchmark("llm_save.py", gpus=1),
+    Benchmark("plan.py", gpus=1),
+    Benchmark("curve.py", gpus=1),
+    Benchmark("engines.py", gpus=2),
+    Benchmark("llm.py", gpus=2),
 )
 
 
