@@ -67,6 +67,7 @@ def test_pieces_of_positions_give_the_whole_ones_losses() -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_compiled_it_is_the_same() -> None:
     """What happens to logits, in a few passes."""
     for scale, alike in ((1.0, True), (0.3, False)):

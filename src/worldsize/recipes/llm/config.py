@@ -117,7 +117,7 @@ class LLMConfig(Given):
     model_parallel_size: Count = 1
     """Over how many ranks each layer is split (tensor parallel)."""
     sequence_parallel: Flag = True
-    """Under it, tensor ranks also lie over parts of each row between projections, and over the vocabulary, if it divides."""
+    """Under it, not in a pipeline, tensor ranks also share rows between projections, and the vocabulary if it divides."""
     context_parallel_size: Count = 1
     """Over how many ranks each row is split."""
     schedule: Text = None

@@ -205,7 +205,8 @@ def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
             raise
         return Transformers(folder, config)
     name = config.attention or ("auto" if config.use_flash_attn else "math")
-    parts = config.model_parallel_size if config.sequence_parallel else 1
+    # A pipeline learns the shapes between its stages from layers that are not laid over tensor ranks: whole sequences.
+    parts = config.model_parallel_size if config.sequence_parallel and config.pipe_parallel_size == 1 else 1
     ways = Ways(
         attention.kernel(name, device, form.head_dim),
         chunked=config.use_fused_ops,

@@ -108,11 +108,10 @@ class Adapted(Linear):
         return torch.add(super().forward(states), low, alpha=self._times)
 
     def _factors(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        if type(self.lora_A) is nn.Parameter or is_sharded(states):
+        if type(self.lora_A) is nn.Parameter or is_sharded(states) or not is_sharded(self.lora_A):
             return self.lora_A, self.lora_B
         from torch.distributed.tensor import Partial
 
-        assert is_sharded(self.lora_A)
         # The first is whole on each tensor rank, which sees its part of the second: its gradient is a part of the sum.
         return self.lora_A.to_local(grad_placements=[Partial()]), local(self.lora_B)
 
