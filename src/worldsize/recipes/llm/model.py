@@ -222,7 +222,6 @@ class Run:
         layers: between them.
         turning: of positions.
         kernel: of attention.
-        parts: of sequences between projections, see `Ways`.
     """
 
     embed: Embedding | None
@@ -231,13 +230,12 @@ class Run:
     head: Head | None
     turning: Turning
     kernel: Kernel
-    parts: int = 1
 
     def __call__(
         self, states: Tensor, labels: Tensor | None, positions: Tensor | None, documents: Tensor | None
     ) -> Tensor | Passing:
         """Tokens or states through the parts. See `Decoder.forward`."""
-        length = states.shape[1] * (1 if self.embed is not None else self.parts)
+        length = states.shape[1]
         if self.embed is not None:
             states = self.embed(states)
         at = torch.arange(length, device=states.device)[None] if positions is None else positions
@@ -255,7 +253,7 @@ class Section(nn.Module):
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.embed, self.layers, self.norm, self.head = run.embed, nn.ModuleList(run.layers), run.norm, run.head
-        self.turning, self._kernel, self._parts = run.turning, run.kernel, run.parts
+        self.turning, self._kernel = run.turning, run.kernel
 
     def forward(
         self,
@@ -265,7 +263,7 @@ class Section(nn.Module):
         documents: Tensor | None = None,
     ) -> Tensor | tuple[Tensor | None, ...]:
         """See `Decoder.forward`. What stands last and is not there is not handed on: only tensors pass between stages."""
-        run = Run(self.embed, list(self.layers), self.norm, self.head, self.turning, self._kernel, self._parts)
+        run = Run(self.embed, list(self.layers), self.norm, self.head, self.turning, self._kernel)
         found = run(states, labels, positions, documents)
         if isinstance(found, torch.Tensor):
             return found
@@ -320,7 +318,7 @@ class Decoder(nn.Module):
         """
         body = self.model
         layers, ways = list(body.layers), self.ways
-        run = Run(body.embed_tokens, layers, body.norm, self.lm_head, body.turning, ways.kernel, ways.parts)
+        run = Run(body.embed_tokens, layers, body.norm, self.lm_head, body.turning, ways.kernel)
         found = run(tokens, labels, position_ids, documents)
         assert isinstance(found, torch.Tensor)
         return found
@@ -351,7 +349,6 @@ class Decoder(nn.Module):
                 self.lm_head if stage == last else None,
                 body.turning,
                 self.ways.kernel,
-                self.ways.parts,
             )
             for stage in range(n)
         ]
