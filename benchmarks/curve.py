@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import llm
-import measure
 import numpy as np
 import recipe
 
@@ -98,19 +97,26 @@ def text(place: Path, rows: int, length: int) -> np.ndarray[Any, Any]:
 
 def ours(asked: argparse.Namespace, place: Path, name: str, settings: str) -> dict[int, float]:
     """The loss by step, from 1."""
-    run, ledger = place / name, place / f"{name}-ledger"
     words = {
-        "init_ckpt": place / "model", "data_path": place / "tokens", "output_dir": run, "max_seq_len": asked.length,
-        "micro_batch": asked.batch, "global_batch": asked.batch * asked.ranks, "train_steps": asked.steps, "log_steps": 1,
-        "lr": LR, "lr_schedule": "constant", "weight_decay": 0.0, "beta1": BETAS[0], "beta2": BETAS[1], "clip": 1.0,
-        "strategy": "fsdp" if asked.ranks > 1 else "single", "precision": asked.precision, **recipe.given(settings),
+        "max_seq_len": asked.length, "micro_batch": asked.batch, "global_batch": asked.batch * asked.ranks, "lr": LR,
+        "weight_decay": 0.0, "beta1": BETAS[0], "beta2": BETAS[1], "clip": 1.0, "precision": asked.precision,
+        "strategy": "fsdp" if asked.ranks > 1 else "single", **recipe.given(settings),
     }  # fmt: skip
-    start = measure.worldsize_run("--nproc-per-node", str(asked.ranks), "-m", "worldsize", "llm", "train")
-    os.environ["WORLDSIZE_LEDGER"] = str(ledger)
-    llm.run([*start, *(word for key, value in words.items() for word in (f"--{key}", str(value)))], asked.timeout)
-    seen = {row["step"]: row["loss"] for row in recipe.rows(run / "metrics.jsonl") if "loss" in row}
-    first = min(seen)
-    return {step - first + 1: loss for step, loss in seen.items()}
+    os.environ["WORLDSIZE_LEDGER"] = str(place / f"{name}-ledger")
+    run = recipe.until(
+        place,
+        words,
+        ranks=asked.ranks,
+        enough=lambda run: len(losses(run)) >= asked.steps,
+        timeout=asked.timeout,
+        name=name,
+    )
+    return dict(enumerate(losses(run)[: asked.steps], start=1))
+
+
+def losses(run: Path) -> list[float]:
+    """Of each step, in order."""
+    return [row["loss"] for row in recipe.rows(run / "metrics.jsonl") if "loss" in row]
 
 
 def order(ledger: Path, steps: int) -> list[int]:
@@ -127,20 +133,15 @@ def torchtitan(asked: argparse.Namespace, place: Path, name: str, flags: str) ->
     """The loss by step, from 1."""
     home = place / name
     home.mkdir()
-    (home / f"{llm.FLAVORS}.py").write_text(llm.flavors() + ROWS, encoding="utf-8")
     (home / "rows.npy").symlink_to(place / "rows.npy")
     words = [
-        "--model.name", "llama3", "--model.flavor", asked.shape, "--model.hf_assets_path", str(place / "model"),
-        "--training.seq_len", str(asked.length), "--training.local_batch_size", str(asked.batch),
-        "--training.max_norm", "1.0", "--training.steps", str(asked.steps), "--metrics.log_freq", "1",
+        "--model.hf_assets_path", str(place / "model"), "--training.local_batch_size", str(asked.batch),
         "--optimizer.lr", str(LR), "--optimizer.beta1", str(BETAS[0]), "--optimizer.beta2", str(BETAS[1]),
         "--optimizer.weight_decay", "0.0", "--lr_scheduler.warmup_steps", "0", "--lr_scheduler.decay_ratio", "0.0",
         "--checkpoint.enable", "--checkpoint.load_only", "--checkpoint.initial_load_path", str(place / "model"),
-        "--checkpoint.initial_load_in_hf", "--activation_checkpoint.mode", "none",
-        "--experimental.custom_import", llm.FLAVORS, *flags.split(), *asked.peer.split(),
+        "--checkpoint.initial_load_in_hf", "--activation_checkpoint.mode", "none", *flags.split(), *asked.peer.split(),
     ]  # fmt: skip
-    launch = measure.torchrun("--standalone", "--nproc-per-node", str(asked.ranks), "--local-ranks-filter", "0")
-    said = llm.run([*launch, "-m", "torchtitan.train", *words], asked.timeout, cwd=str(home))
+    said = llm.peer(home, asked.shape, asked, words, more=ROWS)
     return {int(step): float(loss) for step, loss in _LOSS.findall(re.sub(r"\x1b\[\d+m", "", said))}
 
 

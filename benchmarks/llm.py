@@ -67,18 +67,33 @@ def torchtitan(shape: str, asked: argparse.Namespace, flags: str) -> dict[str, f
     with tempfile.TemporaryDirectory() as folder:
         assets = Path(folder) / "tests" / "assets"
         texts(assets)
-        (Path(folder) / f"{FLAVORS}.py").write_text(flavors(), encoding="utf-8")
         words = [
-            "--model.name", "llama3", "--model.flavor", shape, "--model.hf_assets_path", "tests/assets/tokenizer",
-            "--training.dataset", "c4_test", "--training.seq_len", str(asked.length), "--training.local_batch_size", "1",
-            "--training.max_norm", "1.0", "--training.steps", str(asked.steps), "--optimizer.lr", "3e-4",
-            "--lr_scheduler.warmup_steps", "200", "--metrics.log_freq", "1",
-            "--experimental.custom_import", FLAVORS, *flags.split(),
+            "--model.hf_assets_path", "tests/assets/tokenizer", "--training.dataset", "c4_test",
+            "--training.local_batch_size", "1", "--optimizer.lr", "3e-4", "--lr_scheduler.warmup_steps", "200", *flags.split(),
         ]  # fmt: skip
-        launch = measure.torchrun("--standalone", "--nproc-per-node", str(asked.ranks), "--local-ranks-filter", "0")
-        text = run([*launch, "-m", "torchtitan.train", *words], asked.timeout, cwd=folder)
+        text = peer(Path(folder), shape, asked, words)
     seen = [float(found.replace(",", "")) for found in _SPEED.findall(text)][asked.steps // 2 :]
     return {"tokens_per_second_per_device": statistics.median(seen)}
+
+
+def peer(home: Path, shape: str, asked: argparse.Namespace, words: list[str], more: str = "") -> str:
+    """What torchtitan's trainer prints, a line each step.
+
+    Args:
+        home: the folder that it runs in.
+        shape: of `SHAPES`.
+        asked: for how many ranks, steps, tokens in a row, seconds.
+        words: more flags.
+        more: Python that it imports, after our shapes.
+    """
+    (home / f"{FLAVORS}.py").write_text(flavors() + more, encoding="utf-8")
+    common = [
+        "--model.name", "llama3", "--model.flavor", shape, "--training.seq_len", str(asked.length),
+        "--training.steps", str(asked.steps), "--training.max_norm", "1.0", "--metrics.log_freq", "1",
+        "--experimental.custom_import", FLAVORS,
+    ]  # fmt: skip
+    launch = measure.torchrun("--standalone", "--nproc-per-node", str(asked.ranks), "--local-ranks-filter", "0")
+    return run([*launch, "-m", "torchtitan.train", *common, *words], asked.timeout, cwd=str(home))
 
 
 def flavors() -> str:

@@ -45,15 +45,38 @@ def given(settings: str) -> dict[str, str]:
 def trained(
     place: Path, shape: str, settings: dict[str, Any], *, ranks: int, enough: Callable[[Path], bool], timeout: float
 ) -> Path:
-    """Train until there is enough to see, then end it where it stands: a last commit is not what is measured.
+    """Train a shape without weights on random tokens, as `until` does.
 
     Args:
         place: an empty folder.
         shape: of `llm.SHAPES`.
+        settings: see `until`.
+        ranks: see `until`.
+        enough: see `until`.
+        timeout: see `until`.
+    """
+    llm.prepare(place, llm.SHAPES[shape], int(settings["max_seq_len"]))
+    return until(place, {"from_scratch": "true", **settings}, ranks=ranks, enough=enough, timeout=timeout)
+
+
+def until(
+    place: Path,
+    settings: dict[str, Any],
+    *,
+    ranks: int,
+    enough: Callable[[Path], bool],
+    timeout: float,
+    name: str = "run",
+) -> Path:
+    """Train until there is enough to see, then end it where it stands: a last commit is not what is measured.
+
+    Args:
+        place: the model and the tokens are in its folders of these names.
         settings: of `worldsize llm train`; max_seq_len is among them.
         ranks: how many processes.
         enough: asked of the run folder again and again.
         timeout: seconds that it may take.
+        name: of the run folder.
 
     Returns:
         the run folder.
@@ -61,10 +84,9 @@ def trained(
     Raises:
         RuntimeError: it failed, or there was not enough in time; with the end of what it printed.
     """
-    llm.prepare(place, llm.SHAPES[shape], int(settings["max_seq_len"]))
-    run, log = place / "run", place / "log"
+    run, log = place / name, place / f"{name}.log"
     all_of_them = {
-        "init_ckpt": place / "model", "data_path": place / "tokens", "output_dir": run, "from_scratch": "true", "log_steps": 1,
+        "init_ckpt": place / "model", "data_path": place / "tokens", "output_dir": run, "log_steps": 1,
         "train_steps": 1_000_000, "lr": "1e-4", "lr_schedule": "constant", **settings,
     }  # fmt: skip
     words = [word for name, value in all_of_them.items() for word in (f"--{name}", str(value))]
