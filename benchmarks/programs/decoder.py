@@ -194,7 +194,7 @@ def main() -> None:
         ("words", 32000),
         ("length", 1024),
         ("batch", 4),
-        ("steps", 25),
+        ("steps", 45),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dir", default="runs/decoder")

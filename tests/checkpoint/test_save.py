@@ -113,6 +113,16 @@ def test_host_memory_is_used_again(tmp_path: Path) -> None:
     saver.close()
 
 
+def test_no_host_memory_is_held_where_no_save_is_near(tmp_path: Path) -> None:
+    """It is known how large a checkpoint will be; memory for it is made by the save itself."""
+    saver = checkpointer(tmp_path, Alone())
+    saver.prepare(odd(), memory=False)
+    assert saver._staging is None
+    saver.save(odd(1), {}, facts(1), wait=True)
+    assert committed(tmp_path)
+    saver.close()
+
+
 def test_a_tensor_more_is_planned_anew(tmp_path: Path) -> None:
     """State that appears later (an optimizer's first step) is in the next checkpoint."""
     saver, tensors = checkpointer(tmp_path, Alone()), odd()

@@ -154,16 +154,24 @@ class Checkpointer:
         self._last: _Request | None = None
         self._count = 0
 
-    def prepare(self, tensors: Mapping[str, Tensor]) -> Estimate:
+    def prepare(self, tensors: Mapping[str, Tensor], *, memory: bool = True) -> Estimate:
         """Collective. Plan the saves of these tensors and make their host memory ready in the background.
 
-        Without it the first save does so. Returns how large a checkpoint will be and how much space there is.
+        Without it the first save does so.
+
+        Args:
+            tensors: as for `save`.
+            memory: False where no save is near: memory is held from when it is made, and the device waits for a part of that.
+
+        Returns:
+            how large a checkpoint will be and how much space there is.
         """
         layout = self._meet(tensors, _Answer(None))
-        self._thread = threading.Thread(
-            target=lambda: _captured(lambda: self._ready(tensors, layout)), name="worldsize-save-memory"
-        )
-        self._thread.start()
+        if memory:
+            self._thread = threading.Thread(
+                target=lambda: _captured(lambda: self._ready(tensors, layout)), name="worldsize-save-memory"
+            )
+            self._thread.start()
         size = sum(layout.agreed.bytes(rank) for rank in range(self._comm.size))
         return Estimate(size, disk.free(self._run_dir))
 

@@ -117,7 +117,8 @@ class Committer:
 
     def prepare(self) -> None:
         """After the first step, when all tensors exist: plan the saves and say where the disk is too small. Collective."""
-        estimate = self.checkpointer.prepare(state.tensors(self.engine, self.kept))
+        soon = self.saving.every is not None or self.saving.every_minutes is not None
+        estimate = self.checkpointer.prepare(state.tensors(self.engine, self.kept), memory=soon)
         if not estimate.fits:
             self.screen.say(
                 f"worldsize: a checkpoint takes {estimate.bytes / 1e9:,.1f} GB, free are {(estimate.free or 0) / 1e9:,.1f} GB"
