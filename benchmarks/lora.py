@@ -9,16 +9,26 @@ import tempfile
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import llm
 import measure
 import recipe
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 TIMES, MEMORY = 1 / 1.5, 0.8
 """Ratios: at least 1.5 times as many tokens a second, at most 0.8 times the memory."""
 TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
-OURS = [f"compile=true,activation_checkpointing={mode}" for mode in ("none", "selective", "full")]
-PEER = ["adapters=fp32", "adapters=fp32,checkpointing=true", "adapters=bf16", "adapters=bf16,checkpointing=true"]
+OURS = {
+    "ours": [f"compile=true,activation_checkpointing={mode}" for mode in ("none", "selective")],
+    "ours, fp8": ["precision=fp8,compile=true,activation_checkpointing=selective"],
+}
+"""In bf16, and with what is frozen in eight bits."""
+PEER = [
+    f"adapters={kind}{more}" for kind in ("fp32", "bf16") for more in ("", ",checkpointing=true", ",compile=true")
+]
 
 
 def ours(asked: argparse.Namespace, settings: str) -> dict[str, float]:
@@ -57,46 +67,54 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one training may take")
     parser.add_argument(
-        "--ours",
-        action="append",
-        help="Settings of ours, as name=value,...; of several the fastest that fits is taken.",
+        "--ours", action="append", help="Settings of ours, as name=value,...: the fastest that fits is taken."
     )
+    parser.add_argument("--eight", action="append", help="The same of ours in fp8.")
     parser.add_argument("--peer", action="append", help="The same of the peer: see programs/peft_llama.py.")
     asked = parser.parse_args()
     what = f"llama {asked.shape}, rank {asked.rank}, {asked.batch} x {asked.length} tokens"
-    there = find_spec("peft") is not None
-    most, theirs = None, ""
-    if there:
-        theirs, trial = recipe.fastest(asked.peer or (PEER if cuda else PEER[:1]), partial(peft, asked), "peft")
+    turns: dict[str, tuple[str, Callable[[str], dict[str, float]]]] = {}
+    most = None
+    if find_spec("peft") is not None:
+        best, trial = recipe.fastest(asked.peer or (PEER if cuda else PEER[:1]), partial(peft, asked), "peft")
+        turns["peft"] = best, partial(peft, asked)
         # Both targets are for one setting: of ours, the fastest that keeps to the memory.
         most = MEMORY * trial["memory_gb"] if cuda else None
-    own, _ = recipe.fastest(asked.ours or (OURS if cuda else ["compile=false"]), partial(ours, asked), "ours", most)
-    seen: dict[str, list[dict[str, float]]] = {"ours": [], "peft": []}
+    for name, given in (("ours", asked.ours), ("ours, fp8", asked.eight)):
+        tried = given or (OURS[name] if cuda else ["compile=false"])
+        if name == "ours" or given or (cuda and torch.cuda.get_device_capability() >= (8, 9)):
+            turns[name] = recipe.fastest(tried, partial(ours, asked), name, most)[0], partial(ours, asked)
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
     for number in range(asked.rounds):
-        for which in ("ours", "peft") if number % 2 == 0 else ("peft", "ours"):
-            if which == "ours" or there:
-                settings, measured = (own, ours) if which == "ours" else (theirs, peft)
-                seen[which].append(measured(asked, settings))
-                recipe.told(which, settings, seen[which][-1])
-    report(seen, what)
+        for name in turns if number % 2 == 0 else reversed(turns):
+            settings, measured = turns[name]
+            seen[name].append(measured(settings))
+            recipe.told(name, settings, seen[name][-1])
+    theirs = seen.pop("peft", [])
+    for name, rounds in seen.items():
+        report(rounds, theirs, f"{what}{name.removeprefix('ours')}")
+    if not theirs:
+        print("not measured: transformers + peft: the package peft is not installed", flush=True)
 
 
-def report(seen: dict[str, list[dict[str, float]]], what: str) -> None:
+def report(ours: list[dict[str, float]], theirs: list[dict[str, float]], what: str) -> None:
     """Time and memory, beside the peer's where there is one."""
     for name, said, unit, target in (
         (recipe.SPEED, "a million tokens", "s", TIMES), ("memory_gb", "peak memory", "GB", MEMORY),
     ):  # fmt: skip
-        found = {which: [each[name] for each in rounds if name in each] for which, rounds in seen.items()}
+        own, peer = ([each[name] for each in rounds if name in each] for rounds in (ours, theirs))
         if name == recipe.SPEED:
-            found = {which: [1e6 / value for value in values] for which, values in found.items()}
-        if found["ours"] and found["peft"]:
-            measure.report([measure.compare(f"{said}, {what}", found["ours"], found["peft"], unit=unit,
-                                            against="transformers + peft", target=target)])  # fmt: skip
-        elif found["ours"]:
-            middle = statistics.median(found["ours"])
-            measure.report([measure.Comparison(f"{said}, {what}", middle, None, unit, "nobody")])
-    if not seen["peft"]:
-        print("not measured: transformers + peft: the package peft is not installed", flush=True)
+            own, peer = ([1e6 / value for value in values] for values in (own, peer))
+        if own and peer:
+            measure.report(
+                [
+                    measure.compare(
+                        f"{said}, {what}", own, peer, unit=unit, against="transformers + peft", target=target
+                    )
+                ]
+            )
+        elif own:
+            measure.report([measure.Comparison(f"{said}, {what}", statistics.median(own), None, unit, "nobody")])
 
 
 if __name__ == "__main__":

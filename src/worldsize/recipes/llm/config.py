@@ -127,7 +127,7 @@ class LLMConfig(Given):
     precision: Annotated[
         Literal["bf16", "fp8", "fp32", "fp64", "fp16"], by(fields.choice, "bf16", "fp8", "fp32", "fp64", "fp16")
     ] = "bf16"
-    """What is computed in; parameters and optimizer are in float32, or float64. fp8: projections, beside bf16 (torchao)."""
+    """What is computed in; parameters and optimizer are in float32, or float64. fp8: projections, beside bf16."""
     fp8_scaling: Annotated[Literal["tensorwise", "rowwise"], by(fields.choice, "tensorwise", "rowwise")] = (
         "tensorwise"
     )
@@ -160,9 +160,7 @@ class LLMConfig(Given):
                 "generate_steps without generate_prompts", do="give --generate_prompts a prompt or a file"
             )
         if self.precision == "fp8":
-            for name in ("lora_rank", "model_parallel_size", "pipe_parallel_size", "deepspeed_config"):
-                if getattr(self, name) not in (0, 1, None):
-                    raise _both("precision", self.precision, name, getattr(self, name))
+            self._agree_in_eight()
         if self.lora_dropout and self.model_parallel_size > 1:
             raise _both("lora_dropout", self.lora_dropout, "model_parallel_size", self.model_parallel_size)
         if self.context_parallel_size > 1 and self.packing and "packing" in self.model_fields_set:
@@ -175,6 +173,14 @@ class LLMConfig(Given):
             )
         self._refuse_unmeasured()
         return self
+
+    def _agree_in_eight(self) -> None:
+        frozen = ("context_parallel_size", "lora_dropout") if self.lora_rank else ()
+        for name in ("model_parallel_size", "pipe_parallel_size", "deepspeed_config", *frozen):
+            if getattr(self, name) not in (0, 1, None):
+                raise _both("precision", self.precision, name, getattr(self, name))
+        if self.lora_rank and self.fp8_scaling != "tensorwise":
+            raise _both("lora_rank", self.lora_rank, "fp8_scaling", self.fp8_scaling)
 
     def _refuse_unmeasured(self) -> None:
         """Raises ConfigError where trials before the first step could not be undone."""

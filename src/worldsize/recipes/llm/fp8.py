@@ -1,4 +1,4 @@
-"""Room: layers' projections computed in eight bits, by torchao. Embedding, head and norms stay in bf16.
+"""Room: layers' projections in eight bits: by torchao; frozen ones by `frozen`. Embedding, head and norms stay in bf16.
 
 Micikevicius et al., "FP8 Formats for Deep Learning", 2022. A tensor is multiplied so that its largest value is the format's,
 anew for each product (dynamic scaling): one factor for all of it (tensorwise), or one for each row of a product (rowwise).
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from worldsize.errors import ConfigError
+from worldsize.recipes.llm.lora import Adapted
 from worldsize.recipes.llm.model import Linear
 from worldsize.strategies.base import brief
 
@@ -31,7 +32,8 @@ MULTIPLE = 16
 _LEAST = (8, 9)
 """Compute capability of a GPU that multiplies in eight bits."""
 _GATHERED = ("fsdp", "hsdp")
-_OVER = (None, "single", "ddp", *_GATHERED)
+_OVER_FROZEN = (None, "single", "ddp")
+_OVER = (*_OVER_FROZEN, *_GATHERED)
 
 
 class Eight:
@@ -68,11 +70,7 @@ class Eight:
                     continue
                 layer.set_submodule(name, _projection().over(base, self._config()))
                 count += 1
-        if not count:
-            raise ConfigError(
-                "precision=fp8, and no projection has sizes that are multiples of 16", found=brief(left),
-                do="use precision=bf16",
-            )  # fmt: skip
+        _refuse_none(count, left)
         if left:
             say(f"fp8: {len(left)} of {len(left) + count} projections stay in bf16, their sizes are no multiples of 16: "
                 f"{brief(left)}")  # fmt: skip
@@ -105,21 +103,55 @@ class Eight:
         return replace(Float8LinearConfig.from_recipe_name(self.scaling), emulate=self._emulated)
 
 
+class FrozenEight(Eight):
+    """Frozen projections with adapters: see `frozen`. Checkpoints hold their weights as they were."""
+
+    def __init__(self) -> None:
+        super().__init__("tensorwise", gathered=False)
+
+    def told(self) -> str:
+        """What a person hears of it."""
+        return "frozen projections in fp8"
+
+    def convert(self, model: Decoder, say: Callable[[str], None]) -> Decoder:
+        """Mark those that can be."""
+        there = {name: module for name, module in model.named_modules() if isinstance(module, Adapted)}
+        left = [name for name, each in there.items() if each.in_features % MULTIPLE or each.out_features % MULTIPLE]
+        _refuse_none(len(there) - len(left), left)
+        for name in there.keys() - left:
+            there[name].in_eight = True
+        if left:
+            say(f"fp8: {len(left)} of {len(there)} frozen projections stay in bf16, their sizes are no multiples of 16: "
+                f"{brief(left)}")  # fmt: skip
+        return model
+
+    def moved(self, model: nn.Module) -> None:
+        """Round what has changed: once, and after a checkpoint was read."""
+        for module in model.modules():
+            if isinstance(module, Adapted) and module.in_eight:
+                module.round_weight()
+
+
 def of(config: LLMConfig, device: torch.device) -> Eight | None:
     """What settings ask for.
 
     Raises:
-        ConfigError: torchao is not installed, the device cannot, or the layout.
+        ConfigError: torchao is needed and not installed, the device cannot, or the layout.
     """
     if config.precision != NAME:
         return None
-    if find_spec("torchao") is None:
+    if not config.lora_rank and find_spec("torchao") is None:
         raise ConfigError("precision=fp8 needs torchao", do="pip install 'worldsize[fp8]'")
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _LEAST:
         found = device.type if device.type != "cuda" else _gpu(device)
         raise ConfigError(
             "precision=fp8 needs a GPU of compute capability 8.9 or more", found=found, do="use precision=bf16"
         )
+    if config.lora_rank:
+        if config.strategy not in _OVER_FROZEN:
+            do = "use one of them, or precision=bf16"
+            raise ConfigError("precision=fp8 with lora_rank is for single and ddp", found=str(config.strategy), do=do)
+        return FrozenEight()
     if config.strategy not in _OVER:
         raise ConfigError(
             "precision=fp8 is for single, ddp, fsdp and hsdp", found=str(config.strategy), do="use precision=bf16"
@@ -130,6 +162,14 @@ def of(config: LLMConfig, device: torch.device) -> Eight | None:
         # The compiler would skip roundings to bf16 on the way to fp8, and find other factors than the backward pass.
         compiler.emulate_precision_casts = True
     return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
+
+
+def _refuse_none(count: int, left: list[str]) -> None:
+    if not count:
+        raise ConfigError(
+            "precision=fp8, and no projection has sizes that are multiples of 16", found=brief(left),
+            do="use precision=bf16",
+        )  # fmt: skip
 
 
 def _gpu(device: torch.device) -> str:

@@ -70,6 +70,8 @@ class Native:
         self._folder, self._form, self._ways, self._adapters, self._eight = folder, form, ways, adapters, eight
         self._multiple = ways.parts * cuts if ways.parts > 1 else 1
         self.vocabulary = form.vocabulary
+        self._added = 0
+        """Parameters of adapters, once they are placed."""
 
     def told(self) -> str:
         """See `Impl`."""
@@ -79,22 +81,25 @@ class Native:
         return f"{size}; attention: {self._ways.kernel.name}{adapters}{eight}"
 
     def flops(self, length: int) -> float:
-        """See `Impl`."""
-        return self._form.flops(length)
+        """See `Impl`. Of a frozen weight no gradient is computed: four for it, and six for what is trained beside it."""
+        frozen = 2.0 * self._form.multiplied if self._adapters else 0.0
+        return self._form.flops(length) - frozen + 6.0 * self._added
 
     def place(self, run: ws.Run, options: dict[str, Any], *, fresh: bool) -> nn.Module:
         """Built without memory, filled module by module, then each rank reads its part."""
 
         def build() -> nn.Module:
             made = Decoder(self._form, self._ways)
-            if self._eight:
-                return self._eight.convert(made, run.say)
-            return lora.adapt(made, self._adapters) if self._adapters else made
+            if self._adapters:
+                made = lora.adapt(made, self._adapters)
+                self._added = sum(value.numel() for value in made.parameters() if value.requires_grad)
+            return self._eight.convert(made, run.say) if self._eight else made
 
         ready: dict[str, Any] = {"ready": self._eight.ready} if self._eight else {}
         model = run.model(build, init="meta", low_frozen=self._adapters is not None, **ready, **options)
         if not fresh:
             run.warm_start(model, self._folder, fresh=lora.OWN if self._adapters else None)
+        self.moved(model)
         return model
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from worldsize.checkpoint.export import Weights
 from worldsize.errors import ConfigError
+from worldsize.recipes.llm.frozen import product, rounded
 from worldsize.recipes.llm.model import Linear
 from worldsize.runtime.sharded import is_sharded, local
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsize.recipes.llm.config import LLMConfig
+    from worldsize.recipes.llm.frozen import Rounded
     from worldsize.recipes.llm.model import Decoder
 
 FILE = "adapter_config.json"
@@ -82,9 +84,13 @@ class Adapted(Linear):
         "rowwise_sequence": {"lora_A": 1, "lora_B": None},
     }  # fmt: skip
     """Along which dimension tensor ranks split the factors where they split the weight in that way."""
+    in_eight: bool
+    """Whether the frozen weight shall be multiplied in eight bits: what `round_weight` makes."""
+    eight: Rounded | None
 
     def __init__(self, base: Linear, lora: Lora) -> None:
         self._times, self._dropout = lora.alpha / lora.rank, lora.dropout
+        self.in_eight, self.eight, self._version = False, None, -1
         super().__init__(base.in_features, base.out_features, bias=base.bias is not None, spread=base.spread)
         self.lora_A = nn.Parameter(self.weight.new_empty(lora.rank, base.in_features))
         self.lora_B = nn.Parameter(self.weight.new_empty(base.out_features, lora.rank))
@@ -102,10 +108,25 @@ class Adapted(Linear):
 
     def forward(self, states: Tensor) -> Tensor:
         """(samples, length, inputs) -> (samples, length, outputs)."""
-        seen = functional.dropout(states, self._dropout, self.training) if self._dropout else states
         down, up = self._factors(states)
-        low = functional.linear(functional.linear(seen, down), up)
-        return torch.add(super().forward(states), low, alpha=self._times)
+        if is_sharded(states) or (self._dropout and self.training):
+            seen = functional.dropout(states, self._dropout, self.training)
+            low = functional.linear(functional.linear(seen, down), up)
+            return torch.add(super().forward(states), low, alpha=self._times)
+        found = product(states, local(self.weight), down, self._times * up, self.eight)
+        return found if self.bias is None else found + local(self.bias).to(found.dtype)
+
+    def round_weight(self) -> None:
+        """Compute with the frozen weight in eight bits as it is now. Rounds it once, and again only where it has changed."""
+        if self.weight._version == self._version:  # noqa: SLF001 - torch has no other
+            return
+        self._version = self.weight._version  # noqa: SLF001
+        made = rounded(self.weight.detach())
+        if self.eight is None:
+            self.eight = made
+        else:  # where it lies already: compiled layers know the place
+            for into, value in zip(self.eight, made, strict=True):
+                into.copy_(value)
 
     def _factors(self, states: Tensor) -> tuple[Tensor, Tensor]:
         if type(self.lora_A) is nn.Parameter or is_sharded(states) or not is_sharded(self.lora_A):

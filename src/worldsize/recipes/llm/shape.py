@@ -115,6 +115,11 @@ class Shape:
         ends = self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
         return self.layers * layer + ends
 
+    @property
+    def multiplied(self) -> int:
+        """Parameters with which a token's states are multiplied: all but an embedding that is not also the head."""
+        return self.parameters - (0 if self.tied else self.vocabulary * self.hidden)
+
     def flops(self, length: int) -> float:
         """Floating-point operations a token, forward and backward, in sequences of `length`.
 
@@ -122,8 +127,7 @@ class Shape:
         12·layers·heads·head_dim·length for attention without regard to causality, as in Chowdhery et al., "PaLM", 2022,
         appendix B, and in torchtitan.
         """
-        multiplied = self.parameters - (0 if self.tied else self.vocabulary * self.hidden)
-        return 6.0 * multiplied + 12.0 * self.layers * self.heads * self.head_dim * length
+        return 6.0 * self.multiplied + 12.0 * self.layers * self.heads * self.head_dim * length
 
 
 def read(folder: Path) -> Shape:

@@ -1,0 +1,130 @@
+"""Room: a frozen projection and the adapter beside it as one product, forward and backward; in eight bits where asked.
+
+    outputs = states · weightᵀ + (states · downᵀ) · upᵀ
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. What the adapter gives is added where the projection's
+product already lies: a tensor of the outputs' size less to write and two less to read, in each direction. A frozen weight
+is rounded to eight bits once; states and gradients are each time, by one factor for all of a tensor (Micikevicius et al.,
+"FP8 Formats for Deep Learning", 2022): e4m3 forward, e5m2 backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+_LEAST = 1e-12
+"""Of a tensor of zeros nothing is divided by zero."""
+
+
+class Rounded(NamedTuple):
+    """A tensor in eight bits.
+
+    Attributes:
+        values: (rows, columns), of eight bits.
+        factor: 0-dim, float32: by which they are multiplied to be the tensor's.
+    """
+
+    values: Tensor
+    factor: Tensor
+
+
+def rounded(value: Tensor, kind: torch.dtype = FORWARD) -> Rounded:
+    """Its largest value becomes the format's largest."""
+    most = torch.finfo(kind).max
+    factor = value.abs().amax().float().clamp(min=_LEAST) / most
+    return Rounded((value.float() / factor).clamp(-most, most).to(kind), factor)
+
+
+def product(states: Tensor, weight: Tensor, down: Tensor, up: Tensor, eight: Rounded | None = None) -> Tensor:
+    """A frozen projection with its adapter.
+
+    Args:
+        states: (..., inputs).
+        weight: (outputs, inputs), frozen.
+        down: (rank, inputs), trained.
+        up: (outputs, rank), trained, times what the adapter's part is multiplied by.
+        eight: the weight in eight bits, to compute with in its stead.
+
+    Returns:
+        (..., outputs), in what autocast says, or the states' dtype.
+    """
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    states, weight, down, up = (value.to(dtype) for value in (states, weight, down, up))
+    held = eight or (weight, None)
+    found: Tensor = _Product.apply(states.flatten(0, -2), down, up, *held)  # type: ignore[no-untyped-call]
+    return found.view(*states.shape[:-1], -1)
+
+
+class _Product(torch.autograd.Function):
+    """Of matrices: states (rows, inputs), and a weight in eight bits where it has a factor."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - torch gives them by position
+        ctx: Any, states: Tensor, down: Tensor, up: Tensor, weight: Tensor, factor: Tensor | None
+    ) -> Tensor:
+        low = states @ down.t()
+        ctx.save_for_backward(states, down, up, weight, factor, low)
+        return _whole(states, FORWARD, (weight.t(), factor), (low, up.t()))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, down, up, weight, factor, low = ctx.saved_tensors
+        thin = gradient @ up
+        passed = _whole(gradient, BACKWARD, (weight, factor), (thin, down)) if ctx.needs_input_grad[0] else None
+        return passed, thin.t() @ states, gradient.t() @ low, None, None
+
+
+def _whole(
+    left: Tensor, kind: torch.dtype, right: tuple[Tensor, Tensor | None], thin: tuple[Tensor, Tensor]
+) -> Tensor:
+    values, factor = right
+    if factor is None:
+        found: Tensor = _sum(left, values, *thin)
+    else:
+        own = rounded(left, kind)
+        found = _sum_of_eight(own.values, values, own.factor, factor, *thin)
+    return found
+
+
+@torch.library.custom_op(
+    "worldsize::sum_of_products", mutates_args=(),
+    schema="(Tensor left, Tensor right, Tensor thin, Tensor low) -> Tensor",
+)  # fmt: skip
+def _sum(left: Tensor, right: Tensor, thin: Tensor, low: Tensor) -> Tensor:
+    """Of left · right and thin · low. One operation: a compiler would write the second product down, and then add it."""
+    return torch.mm(left, right).addmm_(thin, low)
+
+
+@torch.library.custom_op(
+    "worldsize::sum_of_products_of_eight", mutates_args=(),
+    schema="(Tensor left, Tensor right, Tensor left_factor, Tensor right_factor, Tensor thin, Tensor low) -> Tensor",
+)  # fmt: skip
+def _sum_of_eight(  # noqa: PLR0917 - operations take theirs by position
+    left: Tensor, right: Tensor, left_factor: Tensor, right_factor: Tensor, thin: Tensor, low: Tensor
+) -> Tensor:
+    """The same, the first product in eight bits. GPUs want its second factor by columns."""
+    columns = right if right.stride(0) == 1 else right.t().contiguous().t()
+    fast = left.dtype is FORWARD
+    out: Tensor = torch._scaled_mm(  # noqa: SLF001 - the public one is newer than the oldest torch that this runs on
+        left, columns, left_factor, right_factor, out_dtype=thin.dtype, use_fast_accum=fast
+    )
+    return out.addmm_(thin, low)
+
+
+@_sum.register_fake
+def _(left: Tensor, right: Tensor, thin: Tensor, _low: Tensor) -> Tensor:
+    return thin.new_empty(left.shape[0], right.shape[1])
+
+
+@_sum_of_eight.register_fake
+def _(left: Tensor, right: Tensor, _left_factor: Tensor, _right_factor: Tensor, thin: Tensor, _low: Tensor) -> Tensor:
+    return thin.new_empty(left.shape[0], right.shape[1])
