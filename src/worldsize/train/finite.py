@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from worldsize.errors import StepError
 from worldsize.runtime.sharded import local
 from worldsize.strategies.base import brief
+from worldsize.train.arriving import Arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ class Guard:
         self._policy, self._comm, self._models, self._device, self._note = policy, comm, models, device, note
         self._scaled = scaled
         self._late: deque[_Numbers] = deque()
-        self._free: list[Any] = []
+        self._arrivals = Arrivals()
         self._careful, self._skipped, self.rewinds = -1, 0, 0
         self.goes_back = False
 
@@ -69,7 +70,7 @@ class Guard:
         Raises:
             StepError: too many in a row may not.
         """
-        numbers = _Numbers(step, ids, loss, None if self._scaled else norm, self._free)
+        numbers = _Numbers(step, ids, loss, None if self._scaled else norm, self._arrivals)
         numbers.read()
         if numbers.finite:
             self._skipped = 0
@@ -89,7 +90,7 @@ class Guard:
         """
         if self._policy in ("ignore", "skip") or self.eager(step):
             return
-        self._late.append(_Numbers(step, ids, loss, None if self._scaled else norm, self._free))
+        self._late.append(_Numbers(step, ids, loss, None if self._scaled else norm, self._arrivals))
         while self._late and (len(self._late) > 1 or self._device.type == "cpu"):
             numbers = self._late.popleft()
             numbers.read()
@@ -154,45 +155,30 @@ _DO = "look at these samples, the learning rate and the clipping; or Run(nonfini
 
 
 class _Numbers:
-    """What one turn gave, on its way to the host.
+    """What one turn gave.
 
     Args:
         step: which step; ids: of each micro-batch of this rank.
         loss, norm: 0-dim tensors.
-        free: page-locked memory and an event to be used again, for numbers that come from a GPU.
+        arrivals: takes them to the host.
     """
 
-    def __init__(self, step: int, ids: list[list[int]], loss: Tensor, norm: Tensor | None, free: list[Any]) -> None:
-        self.step, self.ids, self._free = step, ids, free
+    def __init__(
+        self, step: int, ids: list[list[int]], loss: Tensor, norm: Tensor | None, arrivals: Arrivals
+    ) -> None:
+        self.step, self.ids = step, ids
         self.loss, self.norm = 0.0, None if norm is None else 0.0
-        self._tensors = [loss] if norm is None else [loss, norm]
-        self._way: Any = None
-        if loss.device.type == "cuda":
-            self._way = free.pop() if free else _way()
-            kept, event = self._way
-            for into, tensor in zip(kept, self._tensors, strict=False):
-                into.copy_(tensor, non_blocking=True)
-            event.record()
+        self._arriving = arrivals.send([loss] if norm is None else [loss, norm])
 
     def read(self) -> None:
         """Wait until they are there: not at all, where a step was made since."""
-        if self._way is not None:
-            self._tensors = self._way[0][: len(self._tensors)]
-            self._way[1].synchronize()
-        self.loss, *norms = [float(tensor) for tensor in self._tensors]
+        self.loss, *norms = self._arriving.read()
         self.norm = norms[0] if norms else None
-        if self._way is not None:
-            self._free.append(self._way)
 
     @property
     def finite(self) -> bool:
         """Whether all of them are."""
         return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
-
-
-def _way() -> tuple[list[Tensor], Any]:
-    """Room for two numbers in page-locked memory, and what tells when they are there."""
-    return list(torch.empty(2, dtype=torch.float64, pin_memory=True).unbind()), torch.cuda.Event()
 
 
 def _counts(value: Tensor) -> bool:

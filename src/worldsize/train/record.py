@@ -1,19 +1,27 @@
-"""Room: the numbers of each step on their way out. Values stay on the device until a line is due.
+"""Room: the numbers of each step on their way out.
 
-Reading a number from a device stops the host until the device has come that far; here that happens about once a
-second and once at each commit, for all steps since the last time.
+About once a second what has arrived from the device is written, without waiting for the rest: see `arriving`. At a commit, and
+before what the program itself logs, all of it is.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from worldsize.train.arriving import Arrivals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsize.runtime.comm import Comm
     from worldsize.track.base import Tracker
+    from worldsize.train.arriving import Arriving
     from worldsize.train.parts import Trained
     from worldsize.train.progress import Progress
     from worldsize.train.step import Step
@@ -41,11 +49,11 @@ class Recorder(Protocol):
         ...
 
     def write(self) -> None:
-        """Write what was taken, so that lines are in the order of steps."""
+        """Write all that was taken, so that lines are in the order of steps."""
         ...
 
     def flush(self, comm: Comm | None) -> None:
-        """Write what was taken; with `comm` also the program's own numbers of all ranks, which is collective."""
+        """Write what has arrived; with `comm` all of it, and the program's own numbers of all ranks, which is collective."""
         ...
 
 
@@ -93,7 +101,8 @@ class StepRecorder(SumRecorder):
     def __init__(self, tracker: Tracker, progress: Progress) -> None:
         super().__init__()
         self._tracker, self._progress = tracker, progress
-        self._taken: list[tuple[int, dict[str, float | Tensor]]] = []
+        self._taken: deque[_Taken] = deque()
+        self._arrivals = Arrivals()
         self._next = 0.0
 
     @property
@@ -102,7 +111,7 @@ class StepRecorder(SumRecorder):
         return time.monotonic() >= self._next
 
     def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
-        """Remember a step's numbers, without reading them."""
+        """Send a step's numbers to the host, without waiting for them."""
         super().take(step, samples, optimizers)
         values: dict[str, float | Tensor] = {"epoch": step.epoch, "samples": samples, "loss": step.loss}
         for entry in optimizers:
@@ -110,26 +119,49 @@ class StepRecorder(SumRecorder):
             values[name] = entry.optimizer.param_groups[0]["lr"]
         if step.grad_norm is not None:
             values["grad_norm"] = step.grad_norm
-        self._taken.append((step.index, values))
+        late = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        there = {name: math.nan if name in late else _plain(value) for name, value in values.items()}
+        self._taken.append(_Taken(step.index, there, list(late), self._arrivals.send(list(late.values()))))
 
     def flush(self, comm: Comm | None) -> None:
-        """Write what was taken since the last time."""
+        """See `Recorder`."""
         logged = self._gather(comm)
         self._next = time.monotonic() + _EVERY
-        self._write(logged)
+        self._write(logged, whole=comm is not None)
 
     def write(self) -> None:
-        """Write what was taken, without the sums."""
-        self._write({})
+        """Write all that was taken, without the sums."""
+        self._write({}, whole=True)
 
-    def _write(self, logged: dict[str, float]) -> None:
-        for position, (index, values) in enumerate(self._taken):
-            row = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
-            if position == len(self._taken) - 1:
+    def _write(self, logged: dict[str, float], *, whole: bool) -> None:
+        while self._taken and (whole or self._taken[0].arriving.there):
+            taken = self._taken.popleft()
+            row = taken.there | dict(zip(taken.late, taken.arriving.read(), strict=True))
+            if not self._taken:
                 row |= logged
-            self._tracker.log(index, row)
-            self._progress.show(index, row)
-        self._taken.clear()
+            self._tracker.log(taken.index, row)
+            self._progress.show(taken.index, row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One step.
+
+    Attributes:
+        index: which.
+        there: the host's numbers, by name, and a place for each of the device's.
+        late: names of the device's.
+        arriving: these.
+    """
+
+    index: int
+    there: dict[str, float]
+    late: list[str]
+    arriving: Arriving
+
+
+def _plain(value: float | Tensor) -> float:
+    return value if isinstance(value, int) else float(value)
 
 
 def _means(sums: Sums) -> dict[str, float]:

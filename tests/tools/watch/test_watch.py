@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.tools.report import runs
@@ -153,6 +153,8 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     assert list(tail.rows) == [{"step": 0}, {"step": 1}]
 
 
+@example([1.7976931348623157e308, -9.9792015476736e291])
+@example([0.0, 5e-324])
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300))
 def test_a_sparkline_is_short_whatever_the_numbers_are(values: list[float]) -> None:
     """One character a stretch, at most forty."""

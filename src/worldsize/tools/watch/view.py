@@ -51,9 +51,9 @@ def sparkline(values: Sequence[float], points: int = _POINTS) -> str:
     finite = [value for value in means if math.isfinite(value)]
     if not finite:
         return ""
-    low, room = min(finite), max(finite) - min(finite)
-    steps = (len(_BARS) - 1) / room if room and math.isfinite(room) else 0.0
-    return "".join(_BARS[int((value - low) * steps + 0.5)] if math.isfinite(value) else " " for value in means)
+    low, high = min(finite) / 2, max(finite) / 2  # halves: the difference of two numbers may be too large for one
+    shares = [(value / 2 - low) / (high - low or 1.0) for value in means]
+    return "".join(_BARS[round(share * (len(_BARS) - 1))] if math.isfinite(share) else " " for share in shares)
 
 
 def next_save(run: RunFacts) -> int | None:
