@@ -63,9 +63,10 @@ class Decoder(nn.Module):
         return out
 
 
-def losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """One a token (samples, length - 1)."""
-    return cross_entropy(logits[:, :-1].transpose(1, 2).float(), tokens[:, 1:], reduction="none")
+def losses(model: nn.Module, words: Tensor) -> Tensor:
+    """One for each token that follows others: words (samples, length + 1) -> (samples · length)."""
+    logits: Tensor = model(words[:, :-1])
+    return cross_entropy(logits.flatten(0, 1).float(), words[:, 1:].flatten(), reduction="none")
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -106,7 +107,7 @@ def ours(
     run.optimizer(optimizer, placed)
     for step in run.steps(TensorDataset(tokens), count=lambda batch: batch[0][:, 1:].numel()):
         for (words,) in step.micro_batches:
-            step.backward(losses(placed(words), words))
+            step.backward(losses(placed, words))
         step.update()
         clock.step()
         if step.index + 1 == asked.steps:
@@ -127,8 +128,7 @@ def fsdp_plain(model: Callable[[], nn.Module], tokens: Tensor, asked: argparse.N
     moved = optimizer(whole)
     for words in batches(tokens, asked, device):
         with torch.autocast(device.type, torch.bfloat16):
-            logits = whole(words)
-        loss = losses(logits, words).mean()
+            loss = losses(whole, words).mean()
         loss.backward()
         moved.step()
         moved.zero_grad()
@@ -148,7 +148,7 @@ def zero3_plain(model: Callable[[], nn.Module], tokens: Tensor, asked: argparse.
     }  # fmt: skip
     engine, _, _, _ = deepspeed.initialize(model=whole, optimizer=optimizer(whole), config=config)
     for words in batches(tokens, asked, device):
-        loss = losses(engine(words), words).mean()
+        loss = losses(engine, words).mean()
         engine.backward(loss)
         engine.step()
         clock.step()
@@ -202,7 +202,7 @@ def main() -> None:
     asked.steps = max(asked.steps, WARM + 1)
     ranks = int(os.environ["WORLD_SIZE"])
     torch.manual_seed(0)
-    tokens = torch.randint(0, asked.words, (asked.steps * ranks * asked.batch, asked.length))
+    tokens = torch.randint(0, asked.words, (asked.steps * ranks * asked.batch, asked.length + 1))
     clock = Clock(asked.steps)
 
     def model() -> nn.Module:
