@@ -110,3 +110,24 @@ def test_an_idle_rank_gives_nothing_and_gets_all(two: RankPool) -> None:
     first, second = two.run(_idle)
     assert first == second
     assert any(any(map(bool, value)) for value in first.values() if isinstance(value[0], float))
+
+
+def _graphs() -> int:
+    """How many graphs the blocks of a model are compiled to."""
+    found: list[Any] = []
+
+    def compiled(graph: Any, inputs: Any) -> Any:
+        del inputs
+        found.append(graph)
+        return graph.forward
+
+    strategy = opened("ddp")
+    made = Fit(strategy, placed(strategy, Blocks, bucket_mb=0.0002, compile={"backend": compiled}))
+    made.step(0)
+    return len(found)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_block_is_one_graph_whatever_the_buckets_are(two: RankPool) -> None:
+    """Not one for each bucket: what lies between pieces would be held. Two, for the first block's input has no gradient."""
+    assert two.run(_graphs) == [2] * 2
