@@ -317,6 +317,7 @@ CASES: dict[str, Case] = {
         Blocks, options={"compile": {"backend": "eager"}, "activation_checkpointing": True}
     ),
     "not resharded": Case(Blocks, options={"reshard": False}),
+    "half of it resharded": Case(Blocks, options={"reshard": 0.5}),
     "one unit": Case(Blocks, options={"wrap": ()}),
     "units by class": Case(Blocks, options={"wrap": (nn.Linear,)}),
     "tied in the root": Case(TiedInRoot),

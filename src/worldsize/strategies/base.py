@@ -50,7 +50,8 @@ class Options:
         unused_parameters: "error" names a parameter that got no gradient; "allow" searches for them at each step.
         bucket_mb: size of the buckets in which DDP sums gradients, in MiB.
         wrap: module classes that FSDP shards as one unit, () for one unit in all; None for the repeated blocks.
-        reshard: whether FSDP frees a unit's whole parameters after its forward pass.
+        reshard: of how many of its units FSDP frees the whole parameters after their forward pass, as a share, from the first
+            unit on: True for all, False for none. The last ones are wanted first in the backward pass.
         offload: keep FSDP's shards and the optimizer's state in host memory.
         tp_plan: how modules are split over tensor ranks, by name; None for the model's own. See `tensorplan`.
         loss_parallel: under tp, outputs stay split over classes up to the cross entropy.
@@ -70,7 +71,7 @@ class Options:
     unused_parameters: Literal["error", "allow"] = "error"
     bucket_mb: float = 25.0
     wrap: tuple[type[nn.Module], ...] | None = None
-    reshard: bool = True
+    reshard: float = True
     offload: bool = False
     tp_plan: Mapping[str, Any] | None = None
     loss_parallel: bool = False
@@ -98,6 +99,8 @@ class Options:
                 raise ConfigError(
                     f"strategy option {name}", found=repr(getattr(self, name)), do=f"choose one of {known}"
                 )
+        if not 0 <= self.reshard <= 1:
+            raise ConfigError("strategy option reshard", found=repr(self.reshard), do="give a share between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)

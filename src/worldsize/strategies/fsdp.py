@@ -120,9 +120,11 @@ class FSDP(Ranked):
             for norm in norms:
                 fill(norm)
                 fully_shard(norm, mp_policy=MixedPrecisionPolicy(), **common)
+        ordered = [module for module in model.modules() if module in units]
+        freed = ordered[: round(options.reshard * len(ordered))]
         for unit in [unit for unit in units if not isinstance(unit, FSDPModule)]:
             fill(unit)
-            fully_shard(unit, reshard_after_forward=options.reshard, mp_policy=self._mixed(), **common)
+            fully_shard(unit, reshard_after_forward=unit in freed, mp_policy=self._mixed(), **common)
         fill(model)
         fully_shard(model, mp_policy=self._mixed(), **common)
         return sum(isinstance(module, FSDPModule) and bool(_managed(module)) for module in model.modules())

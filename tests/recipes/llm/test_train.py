@@ -111,21 +111,22 @@ def test_flags_change_the_way_and_not_the_numbers(
         same(found, alone)
 
 
+@pytest.mark.parametrize(("said", "freed"), [("false", 0), ("0.5", 2), ("true", 4)])
 def test_weights_may_stay_whole_until_the_backward_pass(
-    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, said: str, freed: int
 ) -> None:
-    """`--reshard false` reaches the wrapper."""
-    seen: set[bool] = set()
+    """`--reshard` reaches the wrapper: of four layers the first are freed."""
+    seen: list[bool] = []
     plain = fully_shard
 
     @functools.wraps(plain)  # it carries more than its call
     def noted(*of: Any, **how: Any) -> Any:
-        seen.update({how["reshard_after_forward"]} if "reshard_after_forward" in how else ())
+        seen.extend([how["reshard_after_forward"]] if "reshard_after_forward" in how else ())
         return plain(*of, **how)
 
     monkeypatch.setattr("worldsize.strategies.fsdp.fully_shard", noted)
-    trained({**given, "output_dir": str(tmp_path), "strategy": "fsdp", "reshard": "false", "train_steps": 1})
-    assert seen == {False}
+    trained({**given, "output_dir": str(tmp_path), "strategy": "fsdp", "reshard": said, "train_steps": 1})
+    assert seen == [True] * freed + [False] * (4 - freed)
 
 
 def test_it_goes_on_elsewhere_inside_an_epoch(tmp_path: Path, given: dict[str, Any]) -> None:

@@ -142,8 +142,8 @@ class LLMConfig(Given):
     """Head and loss in one pass that never holds all logits, and a fused optimizer; false: one operation after another."""
     compile: Flag = False
     """Compile the layers."""
-    reshard: Flag = True
-    """Under fsdp, free a layer's whole weights after its forward pass; false: they are gathered once a step, and held."""
+    reshard: Annotated[float, by(modes.reshard)] = 1.0
+    """Under fsdp, free a layer's whole weights after its forward pass. false: hold them; 0.5: hold those of the last half."""
     activation_checkpointing: Annotated[str, by(modes.activation_checkpointing)] = "none"
     """Compute again in the backward pass: none, selective, selective:2 (each second layer), full, auto (measured)."""
     memory_limit: Annotated[int | None, by(modes.memory)] = None

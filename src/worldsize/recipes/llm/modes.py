@@ -50,6 +50,13 @@ def activation_checkpointing(value: Any) -> str:
     return fields.choice(word, *KINDS, AUTO)
 
 
+def reshard(value: Any) -> float:
+    """True, false, or a share."""
+    if isinstance(value, bool) or str(value).lower() in ("true", "false", "yes", "no", "on", "off"):
+        return float(fields.flag(value))
+    return fields.number(value, 0.0, 1.0)
+
+
 def micro_batch(value: Any) -> int | str:
     """A number of rows, or auto."""
     return AUTO if value == AUTO else fields.count(value, 1)

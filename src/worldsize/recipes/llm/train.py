@@ -169,7 +169,7 @@ def _options(config: LLMConfig, deepspeed: dict[str, Any] | None, how: Recomputa
     found = {
         "compile": config.compile,
         "activation_checkpointing": how if config.activation_checkpointing != NONE else False,
-        "reshard": None if config.reshard else False,
+        "reshard": config.reshard,
         "schedule": config.schedule,
         "deepspeed": deepspeed,
     }
