@@ -99,6 +99,19 @@ def test_eight_bits_are_near_sixteen() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(own, others, strict=True))
 
 
+def test_a_gradient_may_lie_as_it_likes() -> None:
+    """By columns, or one number for all."""
+    states, weight, down, up = operands(torch.bfloat16, 32, (64, 96))
+    found = frozen.product(states, weight, down, up, frozen.rounded(weight))
+    slopes = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)
+    wanted = torch.autograd.grad(found, states, slopes, retain_graph=True)
+    across = slopes.transpose(0, 2).contiguous().transpose(0, 2)
+    assert across.stride() != slopes.stride()
+    torch.testing.assert_close(torch.autograd.grad(found, states, across, retain_graph=True), wanted)
+    (alike,) = torch.autograd.grad(found.sum(), states)
+    assert alike.isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("eight", [False, True])
 def test_compiled_it_is_the_same(eight: bool) -> None:

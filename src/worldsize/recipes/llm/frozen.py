@@ -111,11 +111,11 @@ def _sum(left: Tensor, right: Tensor, thin: Tensor, low: Tensor) -> Tensor:
 def _sum_of_eight(  # noqa: PLR0917 - operations take theirs by position
     left: Tensor, right: Tensor, left_factor: Tensor, right_factor: Tensor, thin: Tensor, low: Tensor
 ) -> Tensor:
-    """The same, the first product in eight bits. GPUs want its second factor by columns."""
+    """The same, the first product in eight bits. GPUs want the factors by rows and by columns."""
     columns = right if right.stride(0) == 1 else right.t().contiguous().t()
     fast = left.dtype is FORWARD
     out: Tensor = torch._scaled_mm(  # noqa: SLF001 - the public one is newer than the oldest torch that this runs on
-        left, columns, left_factor, right_factor, out_dtype=thin.dtype, use_fast_accum=fast
+        left.contiguous(), columns, left_factor, right_factor, out_dtype=thin.dtype, use_fast_accum=fast
     )
     return out.addmm_(thin, low)
 
