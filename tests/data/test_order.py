@@ -87,15 +87,21 @@ def test_a_shuffle_has_about_one_fixed_point() -> None:
 
 
 def test_a_huge_order_costs_nothing() -> None:
-    """10**12 samples: the first batch, and one from the middle, come within 10 ms and 1 MB (measured: 0.2 ms)."""
+    """10**12 samples: the first batch, and one from the middle, take 1 MB and well under 50 ms of work (measured: 0.4 ms)."""
+
+    def took() -> float:
+        begun = time.thread_time()
+        order = Order(0, 0, 10**12)
+        order.ids(0, 256)
+        order.ids(5 * 10**11, 5 * 10**11 + 256)
+        return time.thread_time() - begun
+
+    assert min(took() for _ in range(3)) < 0.05
     tracemalloc.start()
-    begun = time.perf_counter()
-    order = Order(0, 0, 10**12)
-    order.ids(0, 256)
-    order.ids(5 * 10**11, 5 * 10**11 + 256)
-    assert time.perf_counter() - begun < 0.01
-    assert tracemalloc.get_traced_memory()[1] < 10**6
+    took()
+    most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    assert most < 10**6
 
 
 def test_positions_outside_are_refused() -> None:

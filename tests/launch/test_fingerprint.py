@@ -18,11 +18,11 @@ THEN = Fingerprint("CPython 3.11.2", "Linux x86_64", {"torch": "2.11.0", "rich":
 
 
 def test_it_knows_every_installed_package_with_its_version() -> None:
-    """The same as the packages' own metadata say, without reading them."""
+    """The same as the packages' own metadata say, without reading them: of several copies the first on the path."""
     found = fingerprint.take().packages
     stated = {
         dist.metadata["Name"].lower().replace("_", "-").replace(".", "-"): dist.version
-        for dist in importlib.metadata.distributions()
+        for dist in reversed(list(importlib.metadata.distributions()))
     }
     assert {name: found.get(name) for name in stated} == stated
 
