@@ -87,7 +87,7 @@ def test_a_shuffle_has_about_one_fixed_point() -> None:
 
 
 def test_a_huge_order_costs_nothing() -> None:
-    """10**12 samples: the first batch, and one from the middle, take 1 MB and well under 50 ms of work (measured: 0.4 ms)."""
+    """10**12 samples: the first batch, and one from the middle, take 1 MB and 10 ms of work (measured: 0.4 ms)."""
 
     def took() -> float:
         begun = time.thread_time()
@@ -96,7 +96,7 @@ def test_a_huge_order_costs_nothing() -> None:
         order.ids(5 * 10**11, 5 * 10**11 + 256)
         return time.thread_time() - begun
 
-    assert min(took() for _ in range(3)) < 0.05
+    assert min(took() for _ in range(3)) < 0.01
     tracemalloc.start()
     took()
     most = tracemalloc.get_traced_memory()[1]

@@ -17,6 +17,7 @@ from worldsize.recipes.llm.config import LLMConfig
 from worldsize.recipes.llm.model import Decoder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 GPU = torch.device("cuda", 0)
@@ -35,20 +36,24 @@ def emulated(scaling: str = "tensorwise") -> fp8.Eight:
     return fp8.Eight(scaling, gathered=True, emulated=True)
 
 
-def trained(run_dir: Path, folder: Path, strategy: str, steps: int, scaling: str | None) -> list[float]:
-    """Train up to a step, with projections in eight bits where a scaling is named; the losses."""
-    eight = emulated(scaling) if scaling else None
+def fitted(
+    run_dir: Path, build: Callable[[], Decoder], eight: fp8.Eight | None, *, strategy: str, steps: int, **options: Any
+) -> tuple[list[float], torch.nn.Module]:
+    """Train up to a step, with projections in eight bits where that is given; the losses, and the model."""
 
-    def build() -> torch.nn.Module:
-        made = Decoder(shape.read(folder))
-        return eight.convert(made, print) if eight else made
+    def made() -> torch.nn.Module:
+        return eight.convert(build(), print) if eight else build()
 
     run = ws.Run(
         run_dir, global_batch=4, micro_batch=2, duration=f"{steps}st", strategy=strategy, precision="bf16", device="cpu",
         saving=ws.Saving(every=None),
     )  # fmt: skip
-    model = run.model(build, init="meta", ready=eight.ready if eight else None)
-    run.optimizer(lambda placed: torch.optim.AdamW(placed.parameters(), 1e-2), model, clip=1.0)
+    model = run.model(made, init="meta", ready=eight.ready if eight else None, **options)
+    run.optimizer(
+        lambda placed: torch.optim.AdamW([each for each in placed.parameters() if each.requires_grad], 1e-2),
+        model,
+        clip=1.0,
+    )
     rows = torch.arange(24 * 16).view(24, 16) % 7 + 3
     found = []
     for step in run.steps(list(rows), count=lambda batch: {"tokens": float(batch.numel())}):
@@ -58,7 +63,13 @@ def trained(run_dir: Path, folder: Path, strategy: str, steps: int, scaling: str
             step.backward(share=model(tokens, tokens.roll(-1, 1)).sum() / step.totals["tokens"], of="tokens")
         step.update()
         found.append(float(step.loss))
-    return found
+    return found, model
+
+
+def trained(run_dir: Path, folder: Path, strategy: str, steps: int, scaling: str | None) -> list[float]:
+    """All weights, in eight bits where a scaling is named; the losses."""
+    eight = emulated(scaling) if scaling else None
+    return fitted(run_dir, lambda: Decoder(shape.read(folder)), eight, strategy=strategy, steps=steps)[0]
 
 
 def test_a_run_goes_on_from_eight_bits_to_sixteen_and_back(tmp_path: Path, folder: Path) -> None:

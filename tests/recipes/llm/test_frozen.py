@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn.functional import linear, silu
 
-import worldsize as ws
 from tests.pools import pool
 from tests.recipes.llm import folders
+from tests.recipes.llm.test_fp8 import fitted
 from worldsize.errors import ConfigError
 from worldsize.recipes.llm import fp8, frozen, shape
 from worldsize.recipes.llm.config import LLMConfig
@@ -137,27 +136,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(run_dir: Path, folder: Path, strategy: str, steps: int, *, eight: bool) -> list[float]:
     """Adapters of a model with its own fresh weights, up to a step; the losses."""
-    how = fp8.FrozenEight() if eight else None
-
-    def build() -> nn.Module:
-        made = adapt(Decoder(shape.read(folder)), LORA)
-        return how.convert(made, print) if how else made
-
-    run = ws.Run(
-        run_dir, global_batch=4, micro_batch=2, duration=f"{steps}st", strategy=strategy, precision="bf16", device="cpu",
-        saving=ws.Saving(every=None),
+    found, model = fitted(
+        run_dir, lambda: adapt(Decoder(shape.read(folder)), LORA), fp8.FrozenEight() if eight else None,
+        strategy=strategy, steps=steps, low_frozen=True,
     )  # fmt: skip
-    model = run.model(build, init="meta", low_frozen=True)
-    run.optimizer(lambda placed: torch.optim.AdamW([p for p in placed.parameters() if p.requires_grad], 1e-2), model)
-    rows = torch.arange(24 * 16).view(24, 16) % 7 + 3
-    found = []
-    for step in run.steps(list(rows), count=lambda batch: {"tokens": float(batch.numel())}):
-        if how:
-            how.moved(model)
-        for tokens in step.micro_batches:
-            step.backward(share=model(tokens, tokens.roll(-1, 1)).sum() / step.totals["tokens"], of="tokens")
-        step.update()
-        found.append(float(step.loss))
     assert all((each.eight is not None) == eight for each in model.modules() if isinstance(each, Adapted))
     return found
 
@@ -177,7 +159,7 @@ def test_sizes_that_do_not_fit_stay_and_are_told(tmp_path: Path) -> None:
     folders.folder(tmp_path / "some", num_hidden_layers=1, intermediate_size=40)
     said: list[str] = []
     fp8.FrozenEight().convert(adapt(Decoder(shape.read(tmp_path / "some")), LORA), said.append)
-    assert "3 of 7 frozen projections stay in bf16" in said[0]
+    assert "3 of 7 projections stay in bf16" in said[0]
     folders.folder(tmp_path / "none", num_hidden_layers=1, hidden_size=40, intermediate_size=40)
     with pytest.raises(ConfigError, match="no projection has sizes that are multiples of 16"):
         fp8.FrozenEight().convert(adapt(Decoder(shape.read(tmp_path / "none")), LORA), print)

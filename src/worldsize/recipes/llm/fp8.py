@@ -70,10 +70,7 @@ class Eight:
                     continue
                 layer.set_submodule(name, _projection().over(base, self._config()))
                 count += 1
-        _refuse_none(count, left)
-        if left:
-            say(f"fp8: {len(left)} of {len(left) + count} projections stay in bf16, their sizes are no multiples of 16: "
-                f"{brief(left)}")  # fmt: skip
+        _tell(count, left, say)
         return model
 
     def ready(self, unit: nn.Module) -> None:
@@ -117,12 +114,9 @@ class FrozenEight(Eight):
         """Mark those that can be."""
         there = {name: module for name, module in model.named_modules() if isinstance(module, Adapted)}
         left = [name for name, each in there.items() if each.in_features % MULTIPLE or each.out_features % MULTIPLE]
-        _refuse_none(len(there) - len(left), left)
+        _tell(len(there) - len(left), left, say)
         for name in there.keys() - left:
             there[name].in_eight = True
-        if left:
-            say(f"fp8: {len(left)} of {len(there)} frozen projections stay in bf16, their sizes are no multiples of 16: "
-                f"{brief(left)}")  # fmt: skip
         return model
 
     def moved(self, model: nn.Module) -> None:
@@ -164,12 +158,16 @@ def of(config: LLMConfig, device: torch.device) -> Eight | None:
     return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
 
 
-def _refuse_none(count: int, left: list[str]) -> None:
+def _tell(count: int, left: list[str], say: Callable[[str], None]) -> None:
+    """Say which projections are left as they are, beside so many that are not. Raises ConfigError where that is none."""
     if not count:
         raise ConfigError(
             "precision=fp8, and no projection has sizes that are multiples of 16", found=brief(left),
             do="use precision=bf16",
         )  # fmt: skip
+    if left:
+        say(f"fp8: {len(left)} of {len(left) + count} projections stay in bf16, their sizes are no multiples of 16: "
+            f"{brief(left)}")  # fmt: skip
 
 
 def _gpu(device: torch.device) -> str:

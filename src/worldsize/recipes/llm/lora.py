@@ -110,7 +110,7 @@ class Adapted(Linear):
         """(samples, length, inputs) -> (samples, length, outputs)."""
         down, up = self._factors(states)
         if is_sharded(states) or (self._dropout and self.training):
-            seen = functional.dropout(states, self._dropout, self.training)
+            seen = functional.dropout(states, self._dropout, self.training) if self._dropout else states
             low = functional.linear(functional.linear(seen, down), up)
             return torch.add(super().forward(states), low, alpha=self._times)
         found = product(states, local(self.weight), down, self._times * up, self.eight)

@@ -52,7 +52,7 @@ def activation_checkpointing(value: Any) -> str:
 
 def reshard(value: Any) -> float:
     """True, false, or a share."""
-    if isinstance(value, bool) or str(value).lower() in ("true", "false", "yes", "no", "on", "off"):
+    if isinstance(value, bool) or str(value).isalpha():
         return float(fields.flag(value))
     return fields.number(value, 0.0, 1.0)
 
