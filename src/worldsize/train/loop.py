@@ -5,13 +5,14 @@ None of that belongs to the update: what the program does after `step.update()` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import signals
 from worldsize.runtime.clock import COLLECTIVES, DATA, SAVE
 from worldsize.train import state
+from worldsize.train.garbage import Garbage
 from worldsize.train.step import Step
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Loop:
     abandon: Callable[[StepError], None]
     close: Callable[[], None]
     ledger: Ledger | None = None
+    garbage: Garbage = field(default_factory=Garbage)
     why: str | None = None
     current: Step | None = None
     wants_save: bool = False
@@ -87,6 +89,7 @@ class Loop:
             batches = self._next(source) if self.loader.numbered else None
             if step.index == began:
                 self._timed(SAVE, self.committer.prepare)
+                self.garbage.spare()
             self._settle(self._timed(COLLECTIVES, asked.wait), step)
             batches = batches if self.loader.numbered else self._next(source)
         self._finish()

@@ -269,7 +269,10 @@ class Run:
         start.settle(self._engine, self._settings, self._settled)
         self._resumed = self._loop.at.step or None
         self._engine.parts.closed = True
-        yield from self._loop.steps()
+        try:
+            yield from self._loop.steps()
+        finally:
+            self._loop.garbage.end()
         self.close()
 
     def rehearse(self, batches: Sequence[Any], body: Callable[[Turn], None]) -> bool:
