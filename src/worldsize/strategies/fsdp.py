@@ -173,6 +173,7 @@ class _Entry:
         if allow:
             self.used.refuse_allowing()
         self._trained = any(value.requires_grad for value in model.parameters())
+        self._told: bool | None = None
         self._last = self._flowed = self._earlier = self._second = False
         for name in extra:
             setattr(model, _inner(name), getattr(type(model), name).__get__(model))
@@ -193,8 +194,10 @@ class _Entry:
 
     def begin(self, *, last: bool) -> None:
         """A micro-batch begins."""
-        self._model.set_is_last_backward(last)
-        self._model.set_requires_gradient_sync(last)
+        if last is not self._told:  # it takes as long as some launches to go through all units
+            self._model.set_is_last_backward(last)
+            self._model.set_requires_gradient_sync(last)
+            self._told = last
         self._last, self._flowed = last, False
 
     def sent(self) -> None:
@@ -209,6 +212,7 @@ class _Entry:
         """Passes so far are none."""
         _reset(self._model)
         self.used.missing()
+        self._told = None
         self._flowed = self._earlier = self._second = False
 
     def refuse_unreduced(self) -> None:
