@@ -16,7 +16,7 @@ SMALL = {"width": 64, "layers": 2, "words": 128, "length": 32, "batch": 2, "step
 
 def seen(variant: str, asked: argparse.Namespace) -> dict[str, float]:
     """Milliseconds a step and the peak of the device's memory of one variant, in fresh processes."""
-    sizes = {} if asked.cuda else SMALL
+    sizes = {"batch": asked.batch} if asked.cuda else SMALL
     with tempfile.TemporaryDirectory() as folder:
         words = [word for name, value in {**sizes, "dir": folder}.items() for word in (f"--{name}", str(value))]
         program = str(measure.PROGRAMS / "decoder.py")
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() if cuda else 2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", default="fsdp,zero3")
+    parser.add_argument("--batch", type=int, default=4, help="rows of 1,024 tokens on each GPU")
     parser.add_argument("--timeout", type=float, default=300.0)
     asked = parser.parse_args()
     asked.cuda = cuda
@@ -48,8 +49,9 @@ def main() -> None:
                 print(f"  {engine} {which}: {numbers}", file=sys.stderr, flush=True)
         for number, unit, scale in (("ms", "ms", 1.0), ("peak", "GB", 1e-9))[: 2 if cuda else 1]:
             ours, plain = ([each[number] * scale for each in rounds[which]] for which in ("ours", "plain"))
-            what = "step" if number == "ms" else "peak memory"
-            measure.report([measure.compare(f"{what}, decoder, {engine}, {asked.ranks} ranks", ours, plain, unit=unit,
+            what = f"{'step' if number == 'ms' else 'peak memory'}, decoder, {engine}, {asked.ranks} ranks"
+            what += f", batch {asked.batch}" if cuda else ""
+            measure.report([measure.compare(what, ours, plain, unit=unit,
                                             against=PAIRS[engine], target=TARGET)])  # fmt: skip
 
 
