@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from worldsize.runtime.board import Board
+from worldsize.runtime.board import MOST, Board, size_of
 from worldsize.runtime.comm import Ranks
 from worldsize.runtime.session import session
 from worldsize.testing.ranks import run_ranks
@@ -25,7 +25,7 @@ _SOON = timedelta(seconds=30)
 def page(tmp_path: Path) -> Path:
     """A page for three ranks."""
     path = tmp_path / "page"
-    path.write_bytes(bytes(2 * 3 * 8))
+    path.write_bytes(bytes(size_of(3)))
     return path
 
 
@@ -47,6 +47,44 @@ def test_every_rank_gets_every_question_joined_by_or(page: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         seen = list(pool.map(ask, range(3)))
     assert seen == [[[float(any(flags)) for flags in zip(*each, strict=True)] for each in wishes]] * 3
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_every_rank_gets_every_sum(page: Path, ahead: int) -> None:
+    """At any difference in speed, with questions between; numbers stay whole, whatever their bits are."""
+    draw = random.Random(7)
+    odd = [float("inf"), -0.0, 5e-324, 1.7e308, 0.1, 2.0**53]
+    given = [
+        [[draw.choice(odd) if draw.random() < 0.1 else draw.uniform(-9, 9) for _ in range(draw.randint(1, MOST))]] * 3
+        for _ in range(400)
+    ]
+    given = [[[value * (rank + 1) for value in each[0]] for rank in range(3)] for each in given]
+
+    def add(rank: int) -> list[list[float]]:
+        board, pause = Board(page, rank, 3, _SOON), random.Random(rank)
+        found: list[list[float]] = []
+        begun = []
+        for each in given:
+            begun.append(board.add(each[rank]))
+            board.ask([False]).wait()
+            if pause.random() < 0.1:
+                os.sched_yield()
+            if len(begun) >= ahead:
+                found.append(begun.pop(0).wait())
+        return found + [each.wait() for each in begun]
+
+    with ThreadPoolExecutor(3) as pool:
+        seen = list(pool.map(add, range(3)))
+    assert seen == [[[sum(column) for column in zip(*each, strict=True)] for each in given]] * 3
+
+
+def test_who_asks_for_a_third_sum_waits_for_the_first(page: Path) -> None:
+    """Nobody's numbers are written over while another rank still needs them; what was found is kept."""
+    boards = [Board(page, rank, 3, _SOON) for rank in range(3)]
+    first = [[board.add([float(step)]) for step in range(2)] for board in boards]
+    for board in boards:
+        board.add([5.0])
+    assert [[each.wait() for each in one] for one in first] == [[[0.0], [3.0]]] * 3
 
 
 def test_a_rank_that_has_ended_is_told_in_the_words_of_a_closed_connection(page: Path) -> None:
@@ -86,12 +124,14 @@ def test_a_page_of_another_size_is_refused(page: Path) -> None:
         Board(page, 0, 2, _SOON)
 
 
-def _shared() -> tuple[bool, list[float]]:
+def _shared() -> tuple[bool, list[float], list[float]]:
     comm = session("cpu").comm
     assert isinstance(comm, Ranks)
-    return comm.board is not None, comm.start_any([comm.rank == 1, False]).wait()
+    many = comm.sum([float(comm.rank)] * (MOST + 1))
+    assert many == [1.0] * len(many)
+    return comm.board is not None, comm.start_any([comm.rank == 1, False]).wait(), comm.sum([1.0, comm.rank / 2])
 
 
 def test_ranks_of_one_host_share_a_board() -> None:
     """Every rank maps the same page and reads the same answer."""
-    assert run_ranks(_shared, 2) == [(True, [1.0, 0.0])] * 2
+    assert run_ranks(_shared, 2) == [(True, [1.0, 0.0], [2.0, 0.5])] * 2

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from worldsize.errors import WorldsizeError
+from worldsize.runtime.board import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ class Ranks:
         timeout: how long an agreement may take before it is an error; used for forks too.
 
     Attributes:
-        board: a faster way to answer yes or no, where all ranks are on one host.
+        board: a faster way for yes or no and for a few numbers, where all ranks are on one host.
     """
 
     board: Board | None = None
@@ -171,6 +172,8 @@ class Ranks:
 
     def start_sum(self, values: Sequence[float]) -> Pending:
         """Like `sum`, without waiting."""
+        if self.board is not None and len(values) <= MOST:
+            return self.board.add(values)
         import torch.distributed as dist
 
         return self._reduce(values, dist.ReduceOp.SUM)

@@ -71,7 +71,7 @@ def look(thread: int, board: Board | None) -> Waiting:
 
     Args:
         thread: its `threading.get_ident`.
-        board: what answers yes or no here, where there is one.
+        board: where questions and small sums are answered here, if there is one.
     """
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - the one way to another thread's frames
     found, begun, ranks = _recorded()
@@ -83,9 +83,9 @@ def look(thread: int, board: Board | None) -> Waiting:
         frame = frame.f_back
     inside = any(Path(file).name in _FILES and not is_users(file) for file in files)
     if board is not None:
-        begun[_BOARD] = board.asked
+        begun[_BOARD] = board.begun
         if any(Path(file).name == "board.py" and not is_users(file) for file in files):
-            found = [Call(_BOARD, board.asked, "agreement"), *found]
+            found = [Call(_BOARD, board.begun, "agreement"), *found]
     return Waiting(tuple(found), begun, ranks, inside, line)
 
 
