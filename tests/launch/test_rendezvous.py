@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,28 @@ def test_a_stop_of_one_node_stops_all(tmp_path: Path) -> None:
     commands[1].send_signal(signal.SIGINT)
     ended = [finish(command, 20) for command in commands]
     assert [(one.code, one.err) for one in ended] == [(130, "worldsize: stopped by SIGINT\n")] * 2
+
+
+def test_a_stop_that_comes_again_while_others_still_save_changes_nothing(tmp_path: Path) -> None:
+    """It reaches node 0 twice: from node 1, and by itself when its own ranks have saved and ended already."""
+    text = """
+rank, asked = os.environ["RANK"], []
+signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+open(sys.argv[1] + "/up" + rank, "w").close()
+while not asked: time.sleep(0.01)
+time.sleep(3 * int(rank))
+open(sys.argv[1] + "/saved" + rank, "w").close()
+sys.exit(75)
+"""
+    path, common = script(tmp_path, text), ("--nnodes=2", f"--rdzv-endpoint={endpoint()}")
+    commands = [start(*common, "--node-rank", str(node), path, tmp_path) for node in (0, 1)]
+    until(lambda: all((tmp_path / f"up{rank}").exists() for rank in (0, 1)))
+    commands[1].send_signal(signal.SIGINT)
+    until((tmp_path / "saved0").exists)
+    time.sleep(1)
+    commands[0].send_signal(signal.SIGINT)
+    assert [finish(command, 20).code for command in commands] == [75, 75]
+    assert (tmp_path / "saved1").exists()
 
 
 def test_node_1_alone_says_whom_it_waited_for(tmp_path: Path) -> None:

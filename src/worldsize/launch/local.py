@@ -74,6 +74,7 @@ class _Supervisor:
         self._spares = Spares(loop, plan.argv)
         self._here = Here(plan, env.read())
         self._running: tuple[Attempt, Meeting] | None = None
+        self._settling, self._asked = False, 0
 
     def run(self) -> Iterator[Verdict]:
         """Every attempt's verdict; only the last is final."""
@@ -100,11 +101,13 @@ class _Supervisor:
             attempt = Attempt(self._loop, self._console, self._here.plan, share, folder, spares=self._spares)
             meeting.watch(attempt)
             report = self._serve(attempt, meeting)
-            verdict = meeting.settle(replace(report, nproc=self._here.recount()))
+            verdict = self._settled(meeting, report)
             if verdict.cause is not None and not self._plan.node:
                 _note(folder, verdict)
             yield verdict
             again = verdict.again
+            if again and self._asked:
+                raise _Stopped(self._asked)
             if again:
                 self._here.change(verdict.dropped, share)
                 self._wait(self._plan.restart_delay)
@@ -116,10 +119,23 @@ class _Supervisor:
         finally:
             self._running = None
 
+    def _settled(self, meeting: Meeting, report: Report) -> Verdict:
+        self._settling, self._asked = True, 0
+        try:
+            return meeting.settle(replace(report, nproc=self._here.recount()))
+        finally:
+            self._settling = False
+
     def _signal(self, number: int) -> None:
-        """To the ranks of all nodes while there are any here; else it ends the waiting."""
+        """To the ranks of all nodes while there are any here; else it ends the waiting.
+
+        Where those of this node have ended and others still save, the first may be what has ended them, come by another way.
+        """
         if self._running is None:
-            raise _Stopped(number)
+            if not self._settling or self._asked:
+                raise _Stopped(number)
+            self._asked = number
+            return
         attempt, meeting = self._running
         attempt.signal(number)
         meeting.signalled(number)
