@@ -151,6 +151,23 @@ sys.exit(75)
     assert (tmp_path / "saved1").exists()
 
 
+def test_a_stop_reaches_ranks_of_other_nodes_when_those_of_node_0_have_ended(tmp_path: Path) -> None:
+    """They are not trained on without anybody who could stop them."""
+    text = """
+rank, asked = os.environ["RANK"], []
+signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+open(sys.argv[1] + "/up" + rank, "w").close()
+while rank != "0" and not asked: time.sleep(0.01)
+sys.exit(75 * int(rank))
+"""
+    path, common = script(tmp_path, text), ("--nnodes=2", f"--rdzv-endpoint={endpoint()}")
+    commands = [start(*common, "--node-rank", str(node), path, tmp_path) for node in (0, 1)]
+    until(lambda: all((tmp_path / f"up{rank}").exists() for rank in (0, 1)))
+    time.sleep(1)
+    commands[0].send_signal(signal.SIGINT)
+    assert [finish(command, 20).code for command in commands] == [75, 75]
+
+
 def test_node_1_alone_says_whom_it_waited_for(tmp_path: Path) -> None:
     """B047: endpoint, node rank, who was expected to listen, elapsed time; after the timeout that was set."""
     where = endpoint()

@@ -74,7 +74,8 @@ class _Supervisor:
         self._spares = Spares(loop, plan.argv)
         self._here = Here(plan, env.read())
         self._running: tuple[Attempt, Meeting] | None = None
-        self._settling, self._asked = False, 0
+        self._settling: Meeting | None = None
+        self._asked = 0
 
     def run(self) -> Iterator[Verdict]:
         """Every attempt's verdict; only the last is final."""
@@ -106,9 +107,9 @@ class _Supervisor:
                 _note(folder, verdict)
             yield verdict
             again = verdict.again
-            if again and self._asked:
-                raise _Stopped(self._asked)
             if again:
+                if self._asked:
+                    raise _Stopped(self._asked)
                 self._here.change(verdict.dropped, share)
                 self._wait(self._plan.restart_delay)
 
@@ -120,21 +121,22 @@ class _Supervisor:
             self._running = None
 
     def _settled(self, meeting: Meeting, report: Report) -> Verdict:
-        self._settling, self._asked = True, 0
+        self._settling, self._asked = meeting, 0
         try:
             return meeting.settle(replace(report, nproc=self._here.recount()))
         finally:
-            self._settling = False
+            self._settling = None
 
     def _signal(self, number: int) -> None:
-        """To the ranks of all nodes while there are any here; else it ends the waiting.
+        """To the ranks of all nodes while there are any; else it ends the waiting.
 
-        Where those of this node have ended and others still save, the first may be what has ended them, come by another way.
+        Where this node's have ended, the others hear of it once, as ever: it may be what ended them, come by another way.
         """
         if self._running is None:
-            if not self._settling or self._asked:
+            if self._settling is None or self._asked:
                 raise _Stopped(number)
             self._asked = number
+            self._settling.signalled(number)
             return
         attempt, meeting = self._running
         attempt.signal(number)

@@ -132,9 +132,6 @@ class Board:
 
     def _await(self, rank: int, look: Callable[[], int | None]) -> int:
         """What a rank is going to write, once it is there."""
-        word = look()
-        if word is not None:
-            return word
         began, patience = time.monotonic(), _PATIENT
         for turn in count():
             word = look()
