@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.gpu.test_llm import BOUNDS, curve, place
+from tests.gpu.test_llm import BOUNDS, SLOW, curve, place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,6 @@ pytestmark = [
     pytest.mark.skipif(OLD, reason="needs compute capability 8.9"),
 ]
 
-
-SLOW = ("--lr", "1e-3")
-"""So that a rounding is not what the next steps are about: at ten times this a loss falls to a fourth in six steps."""
 
 
 @pytest.mark.parametrize(

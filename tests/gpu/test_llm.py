@@ -28,6 +28,10 @@ SIZES = {
 }
 BOUNDS = {"fp32": 1e-4, "bf16": 5e-2}
 """Relative, over six steps of a model that learns: GPUs add in other orders."""
+SLOW = ("--lr", "1e-3")
+"""For narrow numbers, so that a rounding is not what the next steps are about: at ten times this, where a loss falls to a
+fourth in six steps, two runs of bf16 that add in other orders are 12% apart (on CPUs); at this, 2%."""
+SPEEDS = {"fp32": (), "bf16": SLOW}
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
@@ -77,9 +81,10 @@ def test_a_language_model_is_one_curve(place: Path, name: str, precision: str) -
     """Packed rows, token weights."""
     ranks, words = SIZES[name]
     wanted = (
-        curve(place, "apart", precision, 1, "--packing", "false")
+        curve(place, "apart", precision, 1, "--packing", "false", *SPEEDS[precision])
         if "cp" in name
-        else curve(place, "single", precision, 1)
+        else curve(place, "single", precision, 1, *SPEEDS[precision])
     )
     assert len(wanted) == STEPS
-    assert curve(place, name, precision, ranks, *words) == pytest.approx(wanted, rel=BOUNDS[precision])
+    assert wanted[5] < 0.7 * wanted[0]
+    assert curve(place, name, precision, ranks, *words, *SPEEDS[precision]) == pytest.approx(wanted, rel=BOUNDS[precision])
