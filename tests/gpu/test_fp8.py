@@ -29,7 +29,6 @@ pytestmark = [
 ]
 
 
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.gpu(count=ranks)) for name, (ranks, _) in LAYOUTS.items()]
 )

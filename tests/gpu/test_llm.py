@@ -87,4 +87,6 @@ def test_a_language_model_is_one_curve(place: Path, name: str, precision: str) -
     )
     assert len(wanted) == STEPS
     assert wanted[5] < 0.7 * wanted[0]
-    assert curve(place, name, precision, ranks, *words, *SPEEDS[precision]) == pytest.approx(wanted, rel=BOUNDS[precision])
+    assert curve(place, name, precision, ranks, *words, *SPEEDS[precision]) == pytest.approx(
+        wanted, rel=BOUNDS[precision]
+    )
