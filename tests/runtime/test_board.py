@@ -49,7 +49,7 @@ def test_every_rank_gets_every_question_joined_by_or(page: Path) -> None:
     assert seen == [[[float(any(flags)) for flags in zip(*each, strict=True)] for each in wishes]] * 3
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("ahead", [1, 3])
 def test_every_rank_gets_every_sum(page: Path, ahead: int) -> None:
     """At any difference in speed, with questions between; numbers stay whole, whatever their bits are."""
     draw = random.Random(7)
@@ -63,14 +63,17 @@ def test_every_rank_gets_every_sum(page: Path, ahead: int) -> None:
     def add(rank: int) -> list[list[float]]:
         board, pause = Board(page, rank, 3, _SOON), random.Random(rank)
         found: list[list[float]] = []
-        begun = []
+        begun, wished = [], []
         for each in given:
             begun.append(board.add(each[rank]))
-            board.ask([False]).wait()
+            question = board.ask([each[rank][0] < 0])
+            if pause.random() < 0.5:
+                wished.append(question.wait() == [float(any(one[0] < 0 for one in each))])
             if pause.random() < 0.1:
                 os.sched_yield()
             if len(begun) >= ahead:
                 found.append(begun.pop(0).wait())
+        assert all(wished)
         return found + [each.wait() for each in begun]
 
     with ThreadPoolExecutor(3) as pool:
@@ -78,13 +81,23 @@ def test_every_rank_gets_every_sum(page: Path, ahead: int) -> None:
     assert seen == [[[sum(column) for column in zip(*each, strict=True)] for each in given]] * 3
 
 
-def test_who_asks_for_a_third_sum_waits_for_the_first(page: Path) -> None:
+def test_who_begins_a_ninth_sum_knows_the_first(page: Path) -> None:
     """Nobody's numbers are written over while another rank still needs them; what was found is kept."""
     boards = [Board(page, rank, 3, _SOON) for rank in range(3)]
-    first = [[board.add([float(step)]) for step in range(2)] for board in boards]
-    for board in boards:
-        board.add([5.0])
-    assert [[each.wait() for each in one] for one in first] == [[[0.0], [3.0]]] * 3
+    first = [[board.add([float(step)]) for step in range(8)] for board in boards]
+    for _ in range(8):
+        for board in boards:
+            board.add([5.0])
+    assert [[each.wait() for each in one] for one in first] == [[[3.0 * step] for step in range(8)]] * 3
+
+
+def test_a_rank_can_be_eight_questions_ahead_and_no_more(page: Path) -> None:
+    """The ninth waits for those who have not answered the first."""
+    boards = [Board(page, rank, 3, timedelta(seconds=1.2)) for rank in range(3)]
+    for _ in range(8):
+        boards[0].ask([True])
+    with pytest.raises(RuntimeError, match=r"no answer from rank 1|rank 1 has ended"):
+        boards[0].ask([True])
 
 
 def test_a_rank_that_has_ended_is_told_in_the_words_of_a_closed_connection(page: Path) -> None:

@@ -55,17 +55,17 @@ def test_a_run_with_time_left_goes_to_its_end(tmp_path: Path, monkeypatch: pytes
 def test_the_slowest_save_tells_how_much_time_the_last_one_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An hour is left: enough after a save of a second, too little after one of forty minutes."""
+    """An hour is left: enough after a save of a second, too little after one of forty minutes, or between steps of thirty."""
     monkeypatch.setenv(signals.END_TIME, str(int(time.time()) + 3600))
     asked = []
 
     def after(run: ws.Run, _: Step) -> None:
         assert run._loop is not None
         committer = run._loop.committer
-        for seconds in (0.0, 1.0, 2400.0):
+        for seconds, step in ((0.0, 1.0), (1.0, 1.0), (2400.0, 1.0), (1.0, 1800.0)):
             committer.longest = seconds
-            asked.append(committer.must_end)
+            asked.append(committer.must_end(step))
         committer.longest = 0.0
 
     small.train(tmp_path, after, duration="1ep")
-    assert asked[:3] == [False, False, True]
+    assert asked[:4] == [False, False, True, True]

@@ -118,6 +118,24 @@ def test_ranks_agree_on_when_to_end(tmp_path: Path) -> None:
     assert pool(2).run(small.train, tmp_path) == [[], []]
 
 
+def enough(folder: Path, ranks: tuple[int, ...]) -> tuple[int, int, object]:
+    """Some ranks have enough after the fourth step; nothing is saved on the way, so that they need not meet."""
+    run = small.make(folder)
+    model, _ = small.parts(run)
+    made = 0
+    for step in small.steps(run, model):
+        made += 1
+        if run.comm.rank in ranks and step.index == 3:
+            run.stop("enough")
+    return made, run.result["step"], run.result["done"]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [((0, 1), 4), ((1,), 5), ((0,), 5)])
+def test_what_all_ranks_say_holds_at_once(tmp_path: Path, ranks: tuple[int, ...], steps: int) -> None:
+    """And what some say one step later: nobody waits after each step for what others might say."""
+    assert pool(2).run(enough, tmp_path, ranks) == [(steps, steps, "enough")] * 2
+
+
 def bests(folder: Path, values: list[float], mode: str) -> list[bool]:
     """What is better in a series."""
     run = small.make(folder, duration=f"{len(values)}st")

@@ -1,18 +1,17 @@
 """Room: yes-or-no questions and small sums between ranks of one host, answered through a page of shared memory.
 
-A collective over sockets takes some 200 µs, at every step; writing one word that others look at takes 5. A rank's
-word holds the number of the question beside its answers and is stored at once, so that no order of stores matters. Of
-two words it writes them in turn: nobody is two questions ahead, since an answer is only known when all have given it.
+A collective over sockets takes some 200 µs, at every step; writing a word that others look at takes 5. Beside each word stands
+the same one mixed with the question's number: both fit together once both are of this question, in whatever order they came.
 
-A number of a sum fills a word. Beside it stands the same word mixed with the sum's number: both fit together once both are of
-this sum, in whatever order they came. A rank begins a sum when it knows the last but one; so all know the fourth before it, and
-eight places are enough.
+A rank begins a question when it knows the one that is eight before it. So everyone has begun that one then, and knows the
+one that is eight before that: sixteen places are enough.
 """
 
 from __future__ import annotations
 
 import fcntl
 import mmap
+import operator
 import os
 import struct
 import tempfile
@@ -21,7 +20,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +35,8 @@ _BITS = 8
 _WORD = 8
 MOST = 8
 """Numbers of a sum."""
-_PLACES, _UNDER_WAY = 8, 2
+_UNDER_WAY = 8
+_PLACES = 2 * _UNDER_WAY
 _MIX, _MASK = 0x9E37_79B9_7F4A_7C15, (1 << 64) - 1
 """An odd number: its multiples are all different, and none is zero, as a new page is."""
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is made by mkstemp
@@ -54,7 +54,7 @@ class Board:
         timeout: how long an answer may take.
 
     Attributes:
-        asked: how many questions this rank has answered; added: to how many sums it has given its numbers.
+        begun: how many questions and sums this rank has begun: all of them meet here, had they come as far as this one.
 
     Raises:
         OSError: the file is not there, or not of the right size: this rank is on another host.
@@ -71,64 +71,50 @@ class Board:
         self._words = memoryview(mmap.mmap(self._file, size_of(size))).cast("Q")
         # Held by the kernel until this process ends, in whatever way: how the others know that it did.
         fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-        self.asked = self.added = 0
-        self._sums: deque[Sum] = deque()
-
-    @property
-    def begun(self) -> int:
-        """How often all ranks would have met here, had they come as far as this one."""
-        return self.asked + self.added
+        self.begun = 0
+        self._under_way: deque[Question] = deque()
 
     def ask(self, wishes: Sequence[bool]) -> Question:
-        """Give this rank's answers (at most 8) to the next question. All ranks ask the same number of times."""
+        """For each of at most 8 wishes, 1.0 where any rank has it, else 0.0. All ranks ask, and add, alike."""
         assert len(wishes) <= _BITS
-        self.asked += 1
-        first = (self.asked % 2) * self._size
         bits = sum(1 << place for place, wish in enumerate(wishes) if wish)
-        self._words[first + self._rank] = self.asked << _BITS | bits
-        return Question(self, self.asked, first, len(wishes))
+        return self._begin([bits], partial(_any, count=len(wishes)))
 
-    def add(self, numbers: Sequence[float]) -> Sum:
-        """Give this rank's numbers (at most `MOST`) to the next sum. All ranks add equally many, the same number of times."""
+    def add(self, numbers: Sequence[float]) -> Question:
+        """The sums of at most `MOST` numbers over all ranks, equally many on each, rank by rank in float64."""
         assert len(numbers) <= MOST
-        if len(self._sums) == _UNDER_WAY:
-            self._sums.popleft().wait()
-        self.added += 1
-        found = Sum(self, self.added, len(numbers))
-        mark, at = _mark(self.added), self._place(self.added, self._rank)
-        for number, word in enumerate(struct.unpack(f"{len(numbers)}Q", struct.pack(f"{len(numbers)}d", *numbers))):
-            self._words[at + 2 * number], self._words[at + 2 * number + 1] = word, word ^ mark
-        self._sums.append(found)
-        return found
+        words = struct.unpack(f"{len(numbers)}Q", struct.pack(f"{len(numbers)}d", *numbers))
+        return self._begin(words, _total)
 
-    def total(self, added: int, count: int) -> list[float]:
-        """Sum number `added` of so many numbers, rank by rank in float64."""
-        mark, found = _mark(added), [0.0] * count
+    def _begin(self, words: Sequence[int], join: Callable[[list[Sequence[int]]], list[float]]) -> Question:
+        if len(self._under_way) == _UNDER_WAY:
+            self._under_way.popleft().wait()
+        self.begun += 1
+        mark, at = _mark(self.begun), self._place(self.begun, self._rank)
+        for place, word in enumerate(words):
+            self._words[at + 2 * place], self._words[at + 2 * place + 1] = word, word ^ mark
+        begun = Question(self, self.begun, len(words), join)
+        self._under_way.append(begun)
+        return begun
+
+    def read(self, number: int, count: int) -> list[Sequence[int]]:
+        """The words that each rank has given to a question."""
+        mark = _mark(number)
+        found: list[Sequence[int]] = []
         for rank in range(self._size):
-            at = self._place(added, rank)
-            words = [self._await(rank, partial(self._number, place, mark)) for place in range(at, at + 2 * count, 2)]
-            given = struct.unpack(f"{count}d", struct.pack(f"{count}Q", *words))
-            found = [before + more for before, more in zip(found, given, strict=True)]
+            at = self._place(number, rank)
+            found.append(
+                [self._await(rank, partial(self._word, place, mark)) for place in range(at, at + 2 * count, 2)]
+            )
         return found
 
-    def _number(self, place: int, mark: int) -> int | None:
+    def _word(self, place: int, mark: int) -> int | None:
         word = self._words[place]
         return word if word ^ self._words[place + 1] == mark else None
 
-    def _answer(self, place: int, asked: int) -> int | None:
-        word = self._words[place]
-        return word if word >> _BITS == asked else None
-
-    def _place(self, added: int, rank: int) -> int:
-        """Where a rank's numbers for a sum begin: behind the words of the questions."""
-        return 2 * self._size + (added % _PLACES * self._size + rank) * 2 * MOST
-
-    def read(self, asked: int, first: int) -> int:
-        """All ranks' answers to question number `asked`, joined by "or"."""
-        found = 0
-        for rank in range(self._size):
-            found |= self._await(rank, partial(self._answer, first + rank, asked)) & (1 << _BITS) - 1
-        return found
+    def _place(self, number: int, rank: int) -> int:
+        """Where a rank's words for a question begin."""
+        return (number % _PLACES * self._size + rank) * 2 * MOST
 
     def _await(self, rank: int, look: Callable[[], int | None]) -> int:
         """What a rank is going to write, once it is there."""
@@ -158,44 +144,41 @@ class Board:
         raise RuntimeError(f"Connection closed by peer: rank {rank} has ended")
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question that this rank has answered."""
-
-    board: Board
-    asked: int
-    first: int
-    count: int
-
-    def wait(self) -> list[float]:
-        """For each wish 1.0 where any rank has it, else 0.0. Blocks until every rank has answered."""
-        found = self.board.read(self.asked, self.first)
-        return [float(found >> place & 1) for place in range(self.count)]
-
-
 @dataclass(slots=True)
-class Sum:
-    """A sum to which this rank has given its numbers."""
+class Question:
+    """A question or a sum to which this rank has given its part."""
 
     board: Board
-    added: int
-    count: int
+    number: int
+    words: int
+    join: Callable[[list[Sequence[int]]], list[float]]
     _found: list[float] | None = None
 
     def wait(self) -> list[float]:
-        """The sums. Blocks until every rank has given its numbers."""
+        """The answer. Blocks until every rank has given its part."""
         if self._found is None:
-            self._found = self.board.total(self.added, self.count)
+            self._found = self.join(self.board.read(self.number, self.words))
         return self._found
 
 
 def size_of(ranks: int) -> int:
     """Bytes of the page for so many ranks."""
-    return ranks * _WORD * 2 * (1 + _PLACES * MOST)
+    return ranks * _WORD * 2 * _PLACES * MOST
 
 
-def _mark(added: int) -> int:
-    return added * _MIX & _MASK
+def _any(given: list[Sequence[int]], count: int) -> list[float]:
+    bits = reduce(operator.or_, (word for (word,) in given))
+    return [float(bits >> place & 1) for place in range(count)]
+
+
+def _total(given: list[Sequence[int]]) -> list[float]:
+    count = len(given[0])
+    numbers = [struct.unpack(f"{count}d", struct.pack(f"{count}Q", *words)) for words in given]
+    return [sum(column) for column in zip(*numbers, strict=True)]
+
+
+def _mark(number: int) -> int:
+    return number * _MIX & _MASK
 
 
 def shared(comm: Comm, timeout: timedelta) -> Board | None:

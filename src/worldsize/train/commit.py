@@ -63,15 +63,17 @@ class Committer:
         minutes = self.saving.every_minutes
         return minutes is not None and time.monotonic() - self.since > minutes * 60
 
-    @property
-    def must_end(self) -> bool:
+    def must_end(self, step_s: float) -> bool:
         """Whether a save that is begun later may not be whole before the scheduler ends the job.
 
         A stop signal mostly comes before; this is for saves that take longer than it leaves (`signal_lead`).
+
+        Args:
+            step_s: how long a step takes. Two more may be made before this is looked at again and all ranks know.
         """
         if self.ends is None or not self.longest:
             return False
-        return time.time() + _SAFETY * self.longest + _SPARE_S > self.ends
+        return time.time() + 2 * step_s + _SAFETY * self.longest + _SPARE_S > self.ends
 
     def due(self, step: Step, at: state.Progress) -> bool:
         """Whether a commit follows this step, as the settings say: the same answer on every rank."""

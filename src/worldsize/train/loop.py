@@ -5,6 +5,8 @@ None of that belongs to the update: what the program does after `step.update()` 
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +14,7 @@ from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import signals
 from worldsize.runtime.clock import COLLECTIVES, DATA, SAVE
 from worldsize.train import state
+from worldsize.train.agree import Agreement, Wishes
 from worldsize.train.garbage import Garbage
 from worldsize.train.step import Step
 
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from worldsize.data.loader import Loader, StepBatches
-    from worldsize.runtime.comm import Pending
     from worldsize.track.base import Tracker
     from worldsize.train.commit import Committer
     from worldsize.train.engine import Engine
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from worldsize.train.times import Times
 
 T = TypeVar("T")
-_SIGNAL, _STOP, _SAVE, _FLUSH, _SUMS = range(5)
 
 
 @dataclass(slots=True)
@@ -55,9 +56,19 @@ class Loop:
     close: Callable[[], None]
     ledger: Ledger | None = None
     garbage: Garbage = field(default_factory=Garbage)
+    wish: str | None = None
+    """Why this rank would like to end the run."""
     why: str | None = None
+    """Why all do."""
     current: Step | None = None
     wants_save: bool = False
+    counted: float = 0.0
+    taken: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+    """Seconds that the last steps took; some hold an evaluation."""
+    agreement: Agreement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.agreement = Agreement(self.engine.comm)
 
     def steps(self) -> Iterator[Step]:
         """The run's steps. What a step did is counted when the next one is asked for."""
@@ -70,8 +81,9 @@ class Loop:
         if self.at.tail:
             yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
             self.at.tail = None
-        self._settle(self._ask().wait())
+        self._settle()
         self.engine.clock.start()
+        self.counted = time.monotonic()
         batches, began = self._next(source), self.at.step
         while batches is not None and self.why is None and not self._reached:
             step = Step(self.engine, batches, self.at.shift)
@@ -84,13 +96,12 @@ class Loop:
                 batches = self._next(source)
                 continue
             self._count(step, batches.totals["samples"])
-            asked = self._ask()
-            # The answer travels while data is fetched, unless where the data stands must be saved first.
+            # Answers travel while data is fetched, unless where the data stands must be saved first.
             batches = self._next(source) if self.loader.numbered else None
             if step.index == began:
                 self._timed(SAVE, self.committer.prepare)
                 self.garbage.spare()
-            self._settle(self._timed(COLLECTIVES, asked.wait), step)
+            self._settle(step)
             batches = batches if self.loader.numbered else self._next(source)
         self._finish()
 
@@ -109,6 +120,16 @@ class Loop:
         if self.total is not None:
             return self.at.step >= self.total
         return self.at.tokens >= self.settings.duration.count
+
+    @property
+    def _must_end(self) -> bool:
+        return self.committer.must_end(min(self.taken, default=0.0))
+
+    @property
+    def _meets(self) -> bool:
+        """Whether all ranks meet after this step anyway; the same on each."""
+        alone = self.engine.comm.size == 1
+        return alone or self.wants_save or self._reached or self.at.step == self.settings.stop_after
 
     def _timed(self, phase: int, act: Callable[[], T]) -> T:
         before = self.engine.clock.enter(phase)
@@ -136,6 +157,8 @@ class Loop:
     def _count(self, step: Step, samples: float) -> None:
         self.at.step, self.at.samples = step.index + 1, self.at.samples + int(samples)
         self.at.epoch = step.epoch + step.ends_epoch
+        before, self.counted = self.counted, time.monotonic()
+        self.taken.append(self.counted - before)
         self.at.tokens += state.tokens(step.totals) if self.total is None else 0
         if step.ends_epoch:
             self.engine.end_epoch()
@@ -146,27 +169,36 @@ class Loop:
         if self.ledger is not None:
             self.ledger.write(step)
 
-    def _ask(self) -> Pending:
-        """Tell the others what this rank would like: to stop, to end, to save, to write."""
-        stop = signals.received() is not None or self.committer.must_end
-        end, write = self.why is not None, self.recorder.due
-        wishes = (stop, end, self.committer.late, write, self.recorder.holds)
-        return self.engine.comm.start_any(wishes)
+    def _wishes(self) -> Wishes:
+        """What this rank would like after this step."""
+        stop = signals.received() is not None or self._must_end
+        recorder = self.recorder
+        return Wishes(stop, self.wish is not None, self.committer.late, recorder.due, recorder.holds)
 
-    def _settle(self, wishes: list[float], step: Step | None = None) -> None:
+    def _settle(self, step: Step | None = None) -> None:
+        """Hear what ranks wish for, and do it; after a step, or None before the first."""
         self.committer.report()
         while self.engine.notes:
             self.screen.say(f"worldsize: {self.engine.notes.pop(0)}")
         ends = self.at.step == self.settings.stop_after and step is not None
-        save = step is not None and (self.wants_save or bool(wishes[_SAVE]))
-        if wishes[_FLUSH] or save:
-            self.recorder.flush(self.engine.comm if save or wishes[_SUMS] else None)
+        if step is None or self._meets:
+            wishes = self._timed(COLLECTIVES, lambda: self.agreement.now(self._wishes()))
+            self._do(wishes._replace(leave=wishes.leave or ends), step)
+        else:
+            self._do(self._timed(COLLECTIVES, self.agreement.heard), step)
+            if self.why is None:
+                self._do(self._timed(COLLECTIVES, lambda: self.agreement.ask(self._wishes())), step)
+
+    def _do(self, wishes: Wishes, step: Step | None) -> None:
+        save = step is not None and (self.wants_save or wishes.save)
+        if wishes.write or save:
+            self.recorder.flush(self.engine.comm if save or wishes.sums else None)
             self.times.flush()
-        if wishes[_STOP]:
-            self.why = next(why for why in self.engine.comm.gather(self.why) if why is not None)
-        if wishes[_SIGNAL] or ends:
-            self._leave(signals.received() or ("time limit" if self.committer.must_end else "stop"))
-        if save and not wishes[_STOP]:
+        if wishes.end:
+            self.why = next(why for why in self.engine.comm.gather(self.wish) if why is not None)
+        if wishes.leave:
+            self._leave(signals.received() or ("time limit" if self._must_end else "stop"))
+        if save and not wishes.end:
             self._timed(SAVE, lambda: self.committer.commit(self.at, last=False))
 
     def _leave(self, reason: str) -> None:

@@ -346,8 +346,8 @@ class Run:
         return better
 
     def stop(self, why: str) -> None:
-        """End the run after this step. What one rank says holds for all."""
-        self._running("stop").why = why
+        """End the run after this step; after the next one, where only some ranks say so. It ends on all."""
+        self._running("stop").wish = why
 
     def log(self, values: Mapping[str, float]) -> None:
         """Numbers of the program's own, the same on every rank; one line in metrics.jsonl and in each tracker."""
