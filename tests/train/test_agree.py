@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsize.runtime.board import Board, size_of
+from worldsize.runtime.clock import Clock
 from worldsize.train.agree import Agreement, Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 RANKS = 3
 Heard = list[Wishes]
@@ -27,21 +28,25 @@ class Channel:
 
     def __init__(self, page: Path, rank: int) -> None:
         self._board = Board(page, rank, RANKS, timedelta(seconds=30))
-        self.start_any = self._board.ask
+        self.start_any, self.size = self._board.ask, RANKS
+
+
+def agreement(page: Path, rank: int, wishes: Iterator[Wishes]) -> Agreement:
+    """Of one rank."""
+    return Agreement(cast("Any", Channel(page, rank)), Clock(), lambda: next(wishes))
 
 
 def heard(page: Path, rank: int, steps: Sequence[tuple[Sequence[Wishes], bool]]) -> Heard:
-    """What one rank hears after each step, until it leaves or ends; `now` where all know that they meet."""
-    agreement, found = Agreement(cast("Any", Channel(page, rank))), []
-    for mine, now in steps:
-        if now:
-            found.append(agreement.now(mine[rank]))
-        else:
-            before = agreement.heard()
-            found.append(before)
-            if not (before.leave or before.end):
-                found[-1] = Wishes(*map(max, before, agreement.ask(mine[rank])))
-        if found[-1].leave or found[-1].end:
+    """What one rank hears after each step, until it leaves or ends; `meet` where all know that they do."""
+    mine = iter([wishes[rank] for wishes, _ in steps])
+    asking, found = agreement(page, rank, mine), []
+    for _, meet in steps:
+        found.append(Wishes())
+        for answer in asking.answers(meet=meet):
+            found[-1] = Wishes(*map(max, found[-1], answer))
+            if answer.leave:
+                return found
+        if found[-1].end:
             break
     return found
 
@@ -73,5 +78,5 @@ def test_who_wishes_for_nothing_waits_for_nobody(tmp_path: Path) -> None:
     """The others have not come as far."""
     page = tmp_path / "page"
     page.write_bytes(bytes(size_of(RANKS)))
-    agreement = Agreement(cast("Any", Channel(page, 0)))
-    assert agreement.heard() == agreement.ask(Wishes(save=True, write=True)) == Wishes()
+    asking = agreement(page, 0, iter([Wishes(save=True, write=True)]))
+    assert list(asking.answers(meet=False)) == [Wishes()]

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from worldsize.runtime.clock import COLLECTIVES
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from worldsize.runtime.clock import Clock
     from worldsize.runtime.comm import Comm, Pending
 
 
@@ -37,36 +42,41 @@ class Agreement:
 
     Args:
         comm: the other ranks.
+        clock: is told what is waited for.
+        mine: what this rank wishes for now.
     """
 
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+    def __init__(self, comm: Comm, clock: Clock, mine: Callable[[], Wishes]) -> None:
+        self._comm, self._clock, self._mine = comm, clock, mine
         self._before: Pending | None = None
 
-    def now(self, mine: Wishes) -> Wishes:
-        """What any rank wishes for, or has wished for since the last answer. Waits for all."""
-        earlier, later = self.heard(), _any(self._ask(mine))
-        return Wishes(*map(max, earlier, later))
+    def answers(self, *, meet: bool) -> Iterator[Wishes]:
+        """What is to be done after a step, one after another; the same on every rank.
 
-    def heard(self) -> Wishes:
-        """What any rank wished for when `ask` was called last."""
-        before, self._before = self._before, None
-        return Wishes() if before is None else _any(before)
-
-    def ask(self, mine: Wishes) -> Wishes:
-        """Wish for something, to be `heard` next time. Returns what holds at once: leaving and ending, where all wish for it.
-
-        Waits for the others only where this rank itself wishes to leave or to end.
+        Args:
+            meet: wait for all, and hear everything.
         """
-        self._before = self._ask(mine)
-        if not (mine.leave or mine.end):
-            return Wishes()
-        leave, end = (not unwilling for unwilling in self._before.wait()[len(Wishes._fields) :])
-        return Wishes(leave=leave, end=end)
+        heard = Wishes() if self._before is None else self._any(self._before)
+        self._before = None
+        if meet or self._comm.size == 1:
+            yield Wishes(*map(max, heard, self._any(self._ask(self._mine()))))
+            return
+        yield heard
+        if not heard.end:
+            mine = self._mine()
+            self._before = self._ask(mine)
+            if mine.leave or mine.end:
+                leave, end = (not unwilling for unwilling in self._wait(self._before)[len(mine) :])
+                yield Wishes(leave=leave, end=end)
 
     def _ask(self, mine: Wishes) -> Pending:
         return self._comm.start_any([*mine, not mine.leave, not mine.end])
 
+    def _wait(self, pending: Pending) -> list[float]:
+        before = self._clock.enter(COLLECTIVES)
+        found = pending.wait()
+        self._clock.enter(before)
+        return found
 
-def _any(pending: Pending) -> Wishes:
-    return Wishes(*map(bool, pending.wait()[: len(Wishes._fields)]))
+    def _any(self, pending: Pending) -> Wishes:
+        return Wishes(*map(bool, self._wait(pending)[: len(Wishes._fields)]))

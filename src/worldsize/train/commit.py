@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ class Committer:
     since: float = field(default_factory=time.monotonic)
     ends: float | None = field(default_factory=signals.end_time)
     """When the scheduler ends this job by force, seconds since 1970."""
+    counted: float = field(default_factory=time.monotonic)
+    taken: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+    """Seconds that the last steps took; some hold an evaluation."""
     longest: float = 0.0
     """Seconds that the slowest save took, on the rank that is told."""
     stalls: dict[int, float] = field(default_factory=dict)
@@ -63,20 +67,22 @@ class Committer:
         minutes = self.saving.every_minutes
         return minutes is not None and time.monotonic() - self.since > minutes * 60
 
-    def must_end(self, step_s: float) -> bool:
+    @property
+    def must_end(self) -> bool:
         """Whether a save that is begun later may not be whole before the scheduler ends the job.
 
-        A stop signal mostly comes before; this is for saves that take longer than it leaves (`signal_lead`).
-
-        Args:
-            step_s: how long a step takes. Two more may be made before this is looked at again and all ranks know.
+        A stop signal mostly comes before; this is for saves that take longer than it leaves (`signal_lead`). Two more steps
+        may be made before this is looked at again and all ranks know.
         """
         if self.ends is None or not self.longest:
             return False
-        return time.time() + 2 * step_s + _SAFETY * self.longest + _SPARE_S > self.ends
+        steps = 2 * min(self.taken, default=0.0)
+        return time.time() + steps + _SAFETY * self.longest + _SPARE_S > self.ends
 
     def due(self, step: Step, at: state.Progress) -> bool:
-        """Whether a commit follows this step, as the settings say: the same answer on every rank."""
+        """Whether a commit follows this step, as the settings say: the same answer on every rank. Asked once a step."""
+        before, self.counted = self.counted, time.monotonic()
+        self.taken.append(self.counted - before)
         if self.saving.every is None:
             return False
         if at.best.get("step") == at.step:

@@ -5,14 +5,12 @@ None of that belongs to the update: what the program does after `step.update()` 
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import signals
-from worldsize.runtime.clock import COLLECTIVES, DATA, SAVE
+from worldsize.runtime.clock import DATA, SAVE
 from worldsize.train import state
 from worldsize.train.agree import Agreement, Wishes
 from worldsize.train.garbage import Garbage
@@ -57,18 +55,14 @@ class Loop:
     ledger: Ledger | None = None
     garbage: Garbage = field(default_factory=Garbage)
     wish: str | None = None
-    """Why this rank would like to end the run."""
     why: str | None = None
-    """Why all do."""
+    """Why the run ends; `wish` is this rank's own."""
     current: Step | None = None
     wants_save: bool = False
-    counted: float = 0.0
-    taken: deque[float] = field(default_factory=lambda: deque(maxlen=3))
-    """Seconds that the last steps took; some hold an evaluation."""
     agreement: Agreement = field(init=False)
 
     def __post_init__(self) -> None:
-        self.agreement = Agreement(self.engine.comm)
+        self.agreement = Agreement(self.engine.comm, self.engine.clock, self._wishes)
 
     def steps(self) -> Iterator[Step]:
         """The run's steps. What a step did is counted when the next one is asked for."""
@@ -83,7 +77,6 @@ class Loop:
             self.at.tail = None
         self._settle()
         self.engine.clock.start()
-        self.counted = time.monotonic()
         batches, began = self._next(source), self.at.step
         while batches is not None and self.why is None and not self._reached:
             step = Step(self.engine, batches, self.at.shift)
@@ -117,19 +110,7 @@ class Loop:
     @property
     def _reached(self) -> bool:
         """Whether the run is as long as it was asked to be."""
-        if self.total is not None:
-            return self.at.step >= self.total
-        return self.at.tokens >= self.settings.duration.count
-
-    @property
-    def _must_end(self) -> bool:
-        return self.committer.must_end(min(self.taken, default=0.0))
-
-    @property
-    def _meets(self) -> bool:
-        """Whether all ranks meet after this step anyway; the same on each."""
-        alone = self.engine.comm.size == 1
-        return alone or self.wants_save or self._reached or self.at.step == self.settings.stop_after
+        return self.at.tokens >= self.settings.duration.count if self.total is None else self.at.step >= self.total
 
     def _timed(self, phase: int, act: Callable[[], T]) -> T:
         before = self.engine.clock.enter(phase)
@@ -157,8 +138,6 @@ class Loop:
     def _count(self, step: Step, samples: float) -> None:
         self.at.step, self.at.samples = step.index + 1, self.at.samples + int(samples)
         self.at.epoch = step.epoch + step.ends_epoch
-        before, self.counted = self.counted, time.monotonic()
-        self.taken.append(self.counted - before)
         self.at.tokens += state.tokens(step.totals) if self.total is None else 0
         if step.ends_epoch:
             self.engine.end_epoch()
@@ -171,34 +150,28 @@ class Loop:
 
     def _wishes(self) -> Wishes:
         """What this rank would like after this step."""
-        stop = signals.received() is not None or self._must_end
-        recorder = self.recorder
-        return Wishes(stop, self.wish is not None, self.committer.late, recorder.due, recorder.holds)
+        leave, recorder = signals.received() is not None or self.committer.must_end, self.recorder
+        return Wishes(leave, self.wish is not None, self.committer.late, recorder.due, recorder.holds)
 
     def _settle(self, step: Step | None = None) -> None:
-        """Hear what ranks wish for, and do it; after a step, or None before the first."""
+        """Do what ranks wish for; after a step, or None before the first."""
         self.committer.report()
         while self.engine.notes:
             self.screen.say(f"worldsize: {self.engine.notes.pop(0)}")
-        ends = self.at.step == self.settings.stop_after and step is not None
-        if step is None or self._meets:
-            wishes = self._timed(COLLECTIVES, lambda: self.agreement.now(self._wishes()))
-            self._do(wishes._replace(leave=wishes.leave or ends), step)
-        else:
-            self._do(self._timed(COLLECTIVES, self.agreement.heard), step)
-            if self.why is None:
-                self._do(self._timed(COLLECTIVES, lambda: self.agreement.ask(self._wishes())), step)
+        ends = step is not None and self.at.step == self.settings.stop_after
+        for wishes in self.agreement.answers(meet=step is None or ends or self.wants_save or self._reached):
+            save = step is not None and (self.wants_save or wishes.save)
+            self._do(wishes._replace(leave=wishes.leave or ends, save=save))
 
-    def _do(self, wishes: Wishes, step: Step | None) -> None:
-        save = step is not None and (self.wants_save or wishes.save)
-        if wishes.write or save:
-            self.recorder.flush(self.engine.comm if save or wishes.sums else None)
+    def _do(self, wishes: Wishes) -> None:
+        if wishes.write or wishes.save:
+            self.recorder.flush(self.engine.comm if wishes.save or wishes.sums else None)
             self.times.flush()
         if wishes.end:
             self.why = next(why for why in self.engine.comm.gather(self.wish) if why is not None)
         if wishes.leave:
-            self._leave(signals.received() or ("time limit" if self._must_end else "stop"))
-        if save and not wishes.end:
+            self._leave(signals.received() or ("time limit" if self.committer.must_end else "stop"))
+        if wishes.save and not wishes.end:
             self._timed(SAVE, lambda: self.committer.commit(self.at, last=False))
 
     def _leave(self, reason: str) -> None:
@@ -222,9 +195,5 @@ class Loop:
         self.tracker.event("end", step=self.at.step, reason=self.at.done or "finished")
 
     def _left(self, step: Step) -> None:
-        self.abandon(
-            StepError(
-                f"loop left at step {step.index}: that step is not committed",
-                do="use run.stop(), and let the loop end",
-            )
-        )
+        do = "use run.stop(), and let the loop end"
+        self.abandon(StepError(f"loop left at step {step.index}: that step is not committed", do=do))
