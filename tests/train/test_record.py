@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
+from worldsize.runtime.comm import Alone
 from worldsize.train.arriving import Arrivals
 from worldsize.train.record import StepRecorder
 
@@ -99,6 +100,32 @@ def test_a_line_a_second_waits_for_nothing() -> None:
     assert [(index, row["loss"]) for index, row in log.lines] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
     assert log.lines[2][1] == {"epoch": 0, "samples": 16, "loss": 2.0}
     assert not device.waited
+
+
+def test_a_second_passes_between_two_times_that_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written in between; what has arrived by then needs no other rank."""
+    made, _, log = recorder()
+    now = 100.0
+    monkeypatch.setattr("worldsize.train.record.time.monotonic", lambda: now)
+    assert (made.due(), made.due()) == (True, False)
+    assert [index for index, _ in log.lines] == [0, 1]
+    made.flush(None)
+    now = 101.0
+    assert made.due()
+
+
+def test_what_is_summed_later_than_its_line_was_written_is_not_lost() -> None:
+    """It has a line of its own; where this rank knows of it, the line waits."""
+    made, device, log = recorder()
+    device.state["done"] = 5
+    made.take(cast("Any", Made(4, sums={"score": (6.0, 2.0)})), 32, [])
+    assert made.due()
+    assert not log.lines
+    made.flush(Alone())
+    assert [row.get("score") for _, row in log.lines] == [None, None, None, None, 3.0]
+    made._sums["late"] = (1.0, 4.0)
+    made.flush(Alone())
+    assert log.lines[-1] == (4, {"late": 0.25})
 
 
 def test_before_what_a_program_logs_all_is_written() -> None:

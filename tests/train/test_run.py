@@ -20,7 +20,6 @@ from tests.pools import pool
 from tests.train import small
 from worldsize.checkpoint import load, manifest
 from worldsize.errors import ConfigError, DataError, LayoutError, StepError
-from worldsize.runtime.comm import Ranks
 from worldsize.testing.nursery import Crew, log_file
 from worldsize.track.jsonl import read
 
@@ -117,45 +116,6 @@ def test_ranks_agree_on_when_to_end(tmp_path: Path) -> None:
     one, two = pool(2).run(judged, tmp_path, stop=True)
     assert one == two == [*((step, True) for step in range(4)), (4, True)]
     assert pool(2).run(small.train, tmp_path) == [[], []]
-
-
-def enough(folder: Path, ranks: tuple[int, ...]) -> tuple[int, int, object]:
-    """Some ranks have enough after the fourth step; nothing is saved on the way, so that they need not meet."""
-    run = small.make(folder)
-    model, _ = small.parts(run)
-    made = 0
-    for step in small.steps(run, model):
-        made += 1
-        if run.comm.rank in ranks and step.index == 3:
-            run.stop("enough")
-    return made, run.result["step"], run.result["done"]
-
-
-@pytest.mark.parametrize(("ranks", "steps"), [((0, 1), 4), ((1,), 5), ((0,), 5)])
-def test_what_all_ranks_say_holds_at_once(tmp_path: Path, ranks: tuple[int, ...], steps: int) -> None:
-    """And what some say one step later: nobody waits after each step for what others might say."""
-    assert pool(2).run(enough, tmp_path, ranks) == [(steps, steps, "enough")] * 2
-
-
-def by_sockets(folder: Path) -> tuple[int, list[float]]:
-    """As ranks of several hosts agree: an answer is on its way while the body of the next step adds up over ranks too."""
-    run = small.make(folder, duration="20st")
-    assert isinstance(run.comm, Ranks)
-    page, run.comm.board = run.comm.board, None
-    model, _ = small.parts(run)
-    found: list[float] = []
-    for step in small.steps(run, model):
-        scores = run.evaluate(lambda batch: {"one": torch.ones(len(batch[0]))}, small.data())
-        found += [scores["one"], run.comm.sum([float(run.comm.rank)])[0]]
-        if run.comm.rank == 1 and step.index == 9:
-            run.stop("enough")
-    run.comm.board = page
-    return run.result["step"], found
-
-
-def test_ranks_of_several_hosts_agree_one_step_later(tmp_path: Path) -> None:
-    """Over sockets, where nothing but the order of calls says which answer belongs to which question."""
-    assert pool(2).run(by_sockets, tmp_path) == [(11, [1.0, 1.0] * 11)] * 2
 
 
 def bests(folder: Path, values: list[float], mode: str) -> list[bool]:

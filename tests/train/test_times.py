@@ -6,17 +6,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from tests.pools import pool
 from tests.train import small
-from worldsize.runtime.clock import PHASES
+from worldsize.runtime.clock import PHASES, Clock, Spent
+from worldsize.runtime.comm import Alone
 from worldsize.track.jsonl import read
-from worldsize.train.times import Lines, line
+from worldsize.train.times import Lines, Times, line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import worldsize as ws
+    from worldsize.runtime.comm import Pending
 
 
 def numbers(rank: int) -> list[float]:
@@ -45,6 +49,45 @@ def test_a_cut_line_is_ended(tmp_path: Path) -> None:
     (tmp_path / "times.jsonl").write_text('{"step": 1')
     Lines(tmp_path, 3)({"step": 2})
     assert read(tmp_path / "times.jsonl") == [{"step": 2, "attempt": 3}]
+
+
+class Device(Clock):
+    """A clock whose device has finished as many steps, of a second each, as it is told."""
+
+    finished = 0
+
+    def read(self) -> Spent:
+        """These steps."""
+        found = Spent()
+        for _ in range(self.finished):
+            found.add([1.0] + [0.0] * (len(PHASES) - 1), 1)
+        self.finished = 0
+        return found
+
+
+class Counted(Alone):
+    """How often sums were begun."""
+
+    begun = 0
+
+    def start_sum(self, values: Sequence[float]) -> Pending:
+        """One more."""
+        self.begun += 1
+        return Alone().start_sum(values)
+
+
+def test_ranks_add_up_though_their_devices_have_not_finished_the_same_steps() -> None:
+    """Each time, and the interval goes on until this one's has: nobody can know that of the others."""
+    clock, comm = Device(), Counted()
+    rows: list[dict[str, Any]] = []
+    made = Times(comm, clock, torch.device("cpu"), rows.append, lambda _: None)
+    for step, finished in enumerate((1, 0, 0, 3)):
+        clock.finished = finished
+        made.take(step, 8.0)
+        made.flush()
+    made.flush(last=True)
+    assert comm.begun == 5
+    assert [(row["steps"], row["samples"]) for row in rows] == [(1, 8), (3, 24)]
 
 
 def waited(batch: Any) -> dict[str, Any]:

@@ -139,11 +139,6 @@ class Loader:
                 )
         return found
 
-    @property
-    def numbered(self) -> bool:
-        """Whether any step is found from its number alone; else `state_dict` must be kept with it."""
-        return not self._source.iterable
-
     def state_dict(self) -> dict[str, Any]:
         """What must be kept to go on behind the last step given, in plain values; empty where its number is enough.
 

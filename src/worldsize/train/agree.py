@@ -2,8 +2,8 @@
 
 An answer that is waited for at once makes each step as long as the slowest rank's. Which rank that is changes: hosts that
 launch work for a device need a tenth more or less from step to step, and over two steps much of that evens out. So what a rank
-wishes for after a step is heard by all, itself included, after the next one. Two things need no such delay: what every rank
-wishes for holds at once, and where all know that they meet anyway they hear everything.
+wishes for after a step is heard by all, itself included, after the next one. Two things need no such delay: an end that every
+rank wishes for, and where all know that they meet anyway they hear everything.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class Agreement:
         """
         heard = Wishes() if self._before is None else self._any(self._before)
         self._before = None
-        if meet or self._comm.size == 1:
+        # A commit or an end is nothing to be alone with: all know of it, so what else is wished for by now belongs to it.
+        if meet or heard.leave or heard.end or heard.save or self._comm.size == 1:
             yield Wishes(*map(max, heard, self._any(self._ask(self._mine()))))
             return
         yield heard
-        if not heard.end:
-            mine = self._mine()
-            self._before = self._ask(mine)
-            if mine.leave or mine.end:
-                leave, end = (not unwilling for unwilling in self._wait(self._before)[len(mine) :])
-                yield Wishes(leave=leave, end=end)
+        mine = self._mine()
+        self._before = self._ask(mine)
+        if (mine.leave or mine.end) and not all(self._wait(self._before)[len(mine) :]):
+            before, self._before = self._before, None
+            yield self._any(before)
 
     def _ask(self, mine: Wishes) -> Pending:
         return self._comm.start_any([*mine, not mine.leave, not mine.end])

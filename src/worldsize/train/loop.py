@@ -85,17 +85,16 @@ class Loop:
             yield from self._offer(step)
             if self.engine.guard.goes_back:
                 self.at = self.back()
+                self._settle()
                 source = self.loader.steps(self.at.step + self.at.shift, stop)
                 batches = self._next(source)
                 continue
             self._count(step, batches.totals["samples"])
-            # Answers travel while data is fetched, unless where the data stands must be saved first.
-            batches = self._next(source) if self.loader.numbered else None
             if step.index == began:
                 self._timed(SAVE, self.committer.prepare)
                 self.garbage.spare()
             self._settle(step)
-            batches = batches if self.loader.numbered else self._next(source)
+            batches = self._next(source)
         self._finish()
 
     def interrupted(self) -> None:
@@ -105,7 +104,7 @@ class Loop:
             self._count(step, step.totals["samples"])
             self.at.tail = step.tail()
         self.current = None  # the step is left on purpose
-        self._leave(signals.received() or "stop")
+        self._settle(leaves=True)
 
     @property
     def _reached(self) -> bool:
@@ -151,14 +150,14 @@ class Loop:
     def _wishes(self) -> Wishes:
         """What this rank would like after this step."""
         leave, recorder = signals.received() is not None or self.committer.must_end, self.recorder
-        return Wishes(leave, self.wish is not None, self.committer.late, recorder.due, recorder.holds)
+        return Wishes(leave, self.wish is not None, self.committer.late, recorder.due(), recorder.holds)
 
-    def _settle(self, step: Step | None = None) -> None:
-        """Do what ranks wish for; after a step, or None before the first."""
+    def _settle(self, step: Step | None = None, *, leaves: bool = False) -> None:
+        """Do what ranks wish for; after a step, or None where it has none to commit."""
         self.committer.report()
         while self.engine.notes:
             self.screen.say(f"worldsize: {self.engine.notes.pop(0)}")
-        ends = step is not None and self.at.step == self.settings.stop_after
+        ends = leaves or (step is not None and self.at.step == self.settings.stop_after)
         for wishes in self.agreement.answers(meet=step is None or ends or self.wants_save or self._reached):
             save = step is not None and (self.wants_save or wishes.save)
             self._do(wishes._replace(leave=wishes.leave or ends, save=save))

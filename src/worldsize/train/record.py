@@ -34,9 +34,8 @@ Sums = list[dict[str, tuple[float, float]]]
 class Recorder(Protocol):
     """Takes each step's numbers."""
 
-    @property
     def due(self) -> bool:
-        """Whether it is time to write."""
+        """Whether a second has passed since it last was. What needs no other rank is written then."""
         ...
 
     def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
@@ -60,7 +59,6 @@ class Recorder(Protocol):
 class SumRecorder:
     """The recorder of every process but one: keeps only what must be summed over ranks."""
 
-    @property
     def due(self) -> bool:
         """Never by itself."""
         return False
@@ -103,12 +101,17 @@ class StepRecorder(SumRecorder):
         self._tracker, self._progress = tracker, progress
         self._taken: deque[_Taken] = deque()
         self._arrivals = Arrivals()
-        self._next = 0.0
+        self._next, self._index = 0.0, -1
 
-    @property
     def due(self) -> bool:
-        """Whether a second has passed."""
-        return time.monotonic() >= self._next
+        """See `Recorder`."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _EVERY
+        if not self.holds:  # else the last line waits for the sums
+            self._write({}, whole=False)
+        return True
 
     def take(self, step: Step, samples: int, optimizers: list[Trained]) -> None:
         """Send a step's numbers to the host, without waiting for them."""
@@ -121,13 +124,12 @@ class StepRecorder(SumRecorder):
             values["grad_norm"] = step.grad_norm
         late = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         there = {name: math.nan if name in late else _plain(value) for name, value in values.items()}
+        self._index = step.index
         self._taken.append(_Taken(step.index, there, list(late), self._arrivals.send(list(late.values()))))
 
     def flush(self, comm: Comm | None) -> None:
         """See `Recorder`."""
-        logged = self._gather(comm)
-        self._next = time.monotonic() + _EVERY
-        self._write(logged, whole=comm is not None)
+        self._write(self._gather(comm), whole=comm is not None)
 
     def write(self) -> None:
         """Write all that was taken, without the sums."""
@@ -139,8 +141,11 @@ class StepRecorder(SumRecorder):
             row = taken.there | dict(zip(taken.late, taken.arriving.read(), strict=True))
             if not self._taken:
                 row |= logged
+                logged = {}
             self._tracker.log(taken.index, row)
             self._progress.show(taken.index, row)
+        if logged:  # the line of this step is written already
+            self._tracker.log(self._index, logged)
 
 
 @dataclass(frozen=True, slots=True)

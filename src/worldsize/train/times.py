@@ -55,6 +55,7 @@ class Times:
         self._asked: tuple[Pending, dict[str, Any]] | None = None
         self._began, self._worked = time.perf_counter(), time.process_time()
         self._samples, self._step, self._flushes = 0, -1, 0
+        self._steps = [0.0] * (2 * _SPREAD)
 
     def take(self, step: int, samples: float) -> None:
         """A step is over."""
@@ -68,9 +69,7 @@ class Times:
         if self._flushes > _OFTEN and self._flushes % _SELDOM and not last:
             return
         self._answer()
-        spent = self._clock.read()
-        if spent.steps:
-            self._ask(spent)
+        self._ask(self._clock.read())
         if last:
             self._answer()
 
@@ -83,19 +82,24 @@ class Times:
             "samples": self._samples,
         }
         used = _used(self._device, (worked - self._worked) / max(now - self._began, 1e-9))
-        own = [*spent.phases, *_spread(spent.steps), *_spread(spent.own), spent.count, *used]
+        if spent.steps:  # which steps its device has finished, a rank cannot know of the others
+            self._steps = [*_spread(spent.steps), *_spread(spent.own)]
+        own = [*spent.phases, *self._steps, spent.count, *used]
         # A sum in which all others have zeros: one collective, of a size that every rank knows.
         numbers = [0.0] * (_WIDTH * self._comm.size)
         numbers[_WIDTH * self._comm.rank : _WIDTH * (self._comm.rank + 1)] = own
         self._asked = self._comm.start_sum(numbers), facts
-        self._began, self._worked, self._samples = now, worked, 0
+        if spent.steps:
+            self._began, self._worked, self._samples = now, worked, 0
 
     def _answer(self) -> None:
         if self._asked is None:
             return
         (pending, facts), self._asked = self._asked, None
         numbers = pending.wait()
-        self._write(line(facts, [numbers[at : at + _WIDTH] for at in range(0, len(numbers), _WIDTH)]))
+        row = line(facts, [numbers[at : at + _WIDTH] for at in range(0, len(numbers), _WIDTH)])
+        if row["steps"]:
+            self._write(row)
 
 
 class Lines:
