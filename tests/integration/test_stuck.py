@@ -26,7 +26,7 @@ AFTER = {
     "spinning": "runs outside of any collective, in stuck.py:{spinning} in spinning; the others wait in all_reduce",
     "holding": "does not answer: native code holds its interpreter, in stuck.py:{holding} in holding; the others wait",
     "sleeping": "sleeps outside of any collective, in stuck.py:{sleeping} in sleeping; the others wait in all_reduce",
-    "worker": "waits for data: data worker {worker} is in stuck.py:{sleeping} in sleeping; the others wait in all_gather",
+    "worker": "waits for data: data worker {worker} is in stuck.py:{sleeping} in sleeping; the others wait in all_reduce",
     "skipped": "never began all_reduce (1 of group ",
 }
 QUICK = {"worker": ",first=8"}
