@@ -52,7 +52,7 @@ class Times:
         mark: Callable[[int], None],
     ) -> None:
         self._comm, self._clock, self._device, self._write, self._mark = comm, clock, device, write, mark
-        self._asked: tuple[Pending, dict[str, Any]] | None = None
+        self._asked: tuple[Pending, dict[str, Any] | None] | None = None
         self._began, self._worked = time.perf_counter(), time.process_time()
         self._samples, self._step, self._flushes = 0, -1, 0
         self._steps = [0.0] * (2 * _SPREAD)
@@ -88,8 +88,8 @@ class Times:
         # A sum in which all others have zeros: one collective, of a size that every rank knows.
         numbers = [0.0] * (_WIDTH * self._comm.size)
         numbers[_WIDTH * self._comm.rank : _WIDTH * (self._comm.rank + 1)] = own
-        self._asked = self._comm.start_sum(numbers), facts
-        if spent.steps:
+        self._asked = self._comm.start_sum(numbers), facts if spent.steps else None
+        if spent.steps:  # else the interval goes on
             self._began, self._worked, self._samples = now, worked, 0
 
     def _answer(self) -> None:
@@ -97,9 +97,8 @@ class Times:
             return
         (pending, facts), self._asked = self._asked, None
         numbers = pending.wait()
-        row = line(facts, [numbers[at : at + _WIDTH] for at in range(0, len(numbers), _WIDTH)])
-        if row["steps"]:
-            self._write(row)
+        if facts is not None:
+            self._write(line(facts, [numbers[at : at + _WIDTH] for at in range(0, len(numbers), _WIDTH)]))
 
 
 class Lines:
