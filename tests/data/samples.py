@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from worldsize.data.loader import Loader, StepBatches
 from worldsize.runtime.comm import Alone, Ranks
+from worldsize.runtime.farewell import dismiss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,4 +115,4 @@ def _rank(rank: int, ranks: int, folder: str, work: Callable[..., Any], args: tu
     found = work(Ranks(dist.group.WORLD, limit), *args)
     with open(os.path.join(folder, f"{ranks}-{rank}"), "wb") as file:  # noqa: PTH118, PTH123 - a path as text
         file.write(pickle.dumps(found))
-    dist.destroy_process_group()
+    dismiss()

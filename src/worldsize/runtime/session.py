@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from worldsize.errors import WorldError
-from worldsize.runtime import board, env, keyvalue, network, signals
+from worldsize.runtime import board, env, farewell, keyvalue, network, signals
 from worldsize.runtime.comm import Alone, Comm, Ranks
 from worldsize.runtime.device import choose_device, identity
 
@@ -67,8 +67,7 @@ def close() -> None:
     """Give the process groups back. Runs at exit; safe to call twice."""
     global _open  # noqa: PLW0603
     _open = None
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    farewell.dismiss()
 
 
 def _start(device: str | None, timeout: timedelta) -> Session:
@@ -174,3 +173,5 @@ def _leave() -> None:
     # After a failure the peers may sit in a collective for ever: leaving without a farewell frees them sooner.
     if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
         close()
+    else:
+        farewell.settle()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from worldsize.runtime import env
 from worldsize.runtime.device import choose_device
+from worldsize.runtime.farewell import dismiss
 from worldsize.tools.doctor.collect import RESULT, SECONDS
 from worldsize.tools.doctor.rounds import tournament
 
@@ -153,7 +154,7 @@ def main() -> None:
     try:
         found = Probe(world, device, float(environ[SECONDS])).seen()
     finally:
-        dist.destroy_process_group()
+        dismiss()
     if found is not None:
         Path(environ[RESULT]).write_text(json.dumps(found), encoding="utf-8")
 
