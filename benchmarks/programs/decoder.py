@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,10 +76,12 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Clock:
-    """Time of the steps after the first ones, with the device's work in it."""
+    """Time of the steps after the first ones, with the device's work in it; and how the host's part of them spreads."""
 
     def __init__(self, steps: int) -> None:
-        self._steps, self._made, self._began = steps, 0, 0.0
+        self._steps, self._made = steps, 0
+        self._at: list[tuple[float, float, float]] = []
+        self._whole: list[float] = []
 
     def step(self) -> None:
         """A step has ended."""
@@ -86,10 +89,20 @@ class Clock:
         if self._made in (WARM, self._steps):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            if self._made == WARM:
-                self._began = time.perf_counter()
-            else:
-                self.milliseconds = 1e3 * (time.perf_counter() - self._began) / (self._steps - WARM)
+            self._whole.append(time.perf_counter())
+        if self._made >= WARM:
+            self._at.append((time.perf_counter(), time.thread_time(), time.process_time()))
+
+    def numbers(self) -> dict[str, float]:
+        """Milliseconds of a step, between ends of steps on the host, and of one step's work by the thread and the process."""
+        began, ended = self._whole
+        steps = self._steps - WARM
+        between = sorted(1e3 * (after[0] - before[0]) for before, after in pairwise(self._at))
+        work, all_work = (1e3 * (self._at[-1][which] - self._at[0][which]) / steps for which in (1, 2))
+        return {
+            "ms": 1e3 * (ended - began) / steps, "least": between[0], "median": between[steps // 2],
+            "most": between[-1], "thread": work, "process": all_work,
+        }  # fmt: skip
 
 
 def ours(
@@ -180,7 +193,7 @@ def answer(clock: Clock, loss: float) -> None:
     """One line from rank 0."""
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     if int(os.environ["RANK"]) == 0:
-        sys.stdout.write(json.dumps({"ms": clock.milliseconds, "peak": peak, "loss": loss}) + "\n")
+        sys.stdout.write(json.dumps({**clock.numbers(), "peak": peak, "loss": loss}) + "\n")
         sys.stdout.flush()
 
 

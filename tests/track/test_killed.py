@@ -98,6 +98,6 @@ def test_it_is_one_run_with_growing_steps(run: Path, name: str) -> None:
 
 
 def test_only_the_process_that_writes_loads_them(run: Path) -> None:
-    """The other rank has none."""
+    """B089: the other rank has none."""
     said = {rank: json.loads((run / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)}
     assert said == {0: sorted(ALL), 1: []}
