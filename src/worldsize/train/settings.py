@@ -2,7 +2,7 @@
 
 What a person says at the command line (`worldsize run --strategy fsdp`) reaches a program through WORLDSIZE_* variables
 and wins over what the program says: strategy, sizes, schedule, precision, device, trackers, run folder. The batch is the
-training's own.
+training's own; only a measurement of weak scaling sets it.
 """
 
 from __future__ import annotations

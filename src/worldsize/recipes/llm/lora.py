@@ -1,6 +1,6 @@
 """Room: low-rank adapters beside frozen projections: made, described as PEFT does, added to their weights at export.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. Names and defaults are those of the peft library.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. Names are those of the peft library.
 """
 
 from __future__ import annotations
