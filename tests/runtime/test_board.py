@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from worldsize.runtime.board import MOST, Board, size_of
-from worldsize.runtime.comm import Ranks
+from worldsize.runtime.board import MOST, Board, shared, size_of
+from worldsize.runtime.comm import Alone, Ranks
 from worldsize.runtime.session import session
 from worldsize.testing.ranks import run_ranks
 
@@ -148,3 +149,15 @@ def _shared() -> tuple[bool, list[float], list[float]]:
 def test_ranks_of_one_host_share_a_board() -> None:
     """Every rank maps the same page and reads the same answer."""
     assert run_ranks(_shared, 2) == [(True, [1.0, 0.0], [2.0, 0.5])] * 2
+
+
+def test_without_room_in_memory_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A page that is only promised would kill the rank that writes on it."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr("worldsize.runtime.board._MEMORY", tmp_path)
+    assert shared(Alone(), timedelta(seconds=1)) is None
+    assert not list(tmp_path.iterdir())

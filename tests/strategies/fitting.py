@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MICROS, SAMPLES = 6, 4
+STATE = 1e-10
+"""How far weights may be apart: Adam divides a gradient, with its rounding of 1e-16, by as little as its eps of 1e-8."""
 
 
 def opened(name: str, precision: str = "fp64", device: str = "cpu", **sizes: Any) -> Strategy:

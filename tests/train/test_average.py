@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.integration.program import Net
+from tests.integration.program import Net, may_stop
 from tests.pools import pool
 from tests.train import small
 from worldsize.errors import ConfigError
+from worldsize.runtime import signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +62,29 @@ def test_a_decay_out_of_range_is_refused(tmp_path: Path, decay: float) -> None:
     """It would keep nothing, or never move."""
     with pytest.raises(ConfigError, match="between 0 and 1"):
         pool(1).run(wrong, tmp_path, decay)
+
+
+def stopped(folder: Path, stops: bool) -> list[dict[str, Tensor]]:
+    """The weights in the end; with a stop while the average is evaluated after the third step, from the next attempt."""
+    for attempt in range(2 if stops else 1):
+        signals.forget()  # as in a new process
+        run = small.make(folder)
+        model, _ = small.parts(run)
+        average = run.average(model, 0.9)
+        with may_stop():
+            for step in small.steps(run, model):
+                if step.index == 2:
+                    if stops and attempt == 0:
+                        small.stop()
+                    with average.applied():
+                        run.evaluate(lambda batch: {"loss": small.errors(model, batch)}, small.data(7))  # noqa: B023
+        run.close()
+    return [{name: value.clone() for name, value in run.whole(model).items()}, dict(average.state())]
+
+
+def test_a_stop_while_it_is_applied_saves_the_model(tmp_path: Path) -> None:
+    """And not the average as the model: the next attempt goes on as if nothing had been."""
+    wanted, found = (pool(1).run(stopped, tmp_path / str(stops), stops)[0] for stops in (False, True))
+    for ours, theirs in zip(found, wanted, strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=0)

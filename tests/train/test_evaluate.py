@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integration.program import Net
+from tests.integration.program import Net, may_stop
 from tests.pools import pool
 from tests.train import small
 from worldsize.errors import DataError, StepError
+from worldsize.runtime import signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,3 +117,28 @@ def test_an_evaluation_leaves_the_random_numbers_alone(tmp_path: Path) -> None:
     for found in pool(2).run(draws, tmp_path / "b"):
         assert found == pytest.approx(alone, rel=1e-12)
     assert len(set(alone)) == len(alone)
+
+
+def ended(folder: Path) -> tuple[int, str]:
+    """Wishes to end in its second step, is stopped in the evaluation after it, and is started again."""
+    for attempt in range(2):
+        signals.forget()  # as in a new process
+        run = small.make(folder)
+        model, _ = small.parts(run)
+        with may_stop():
+            for step in run.steps(small.data()):
+                small.send(step, model)
+                if step.index == 1 and attempt == 0:
+                    run.stop("enough")
+                step.update()
+                if step.index == 1:
+                    if attempt == 0:
+                        small.stop()
+                    run.evaluate(lambda batch: {"loss": small.errors(model, batch)}, small.data(7))  # noqa: B023
+        run.close()
+    return step.index, run.result["done"]
+
+
+def test_an_end_is_remembered_through_a_stop(tmp_path: Path) -> None:
+    """What follows the last step is done again, and no step more."""
+    assert pool(1).run(ended, tmp_path)[0] == (1, "enough")

@@ -13,7 +13,7 @@ from tests.train import small
 from worldsize.runtime.clock import PHASES, Clock, Spent
 from worldsize.runtime.comm import Alone
 from worldsize.track.jsonl import read
-from worldsize.train.times import Lines, Times, line
+from worldsize.train.times import Lines, Times, _used, line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,3 +125,17 @@ def test_a_slow_rank_is_named_and_the_others_are_seen_to_wait(tmp_path: Path) ->
     assert min(phases.values()) > 0
     whole = sum(row["seconds"] for row in rows)
     assert sum(sum(row["phases"][name][1] for row in rows) for name in PHASES) == pytest.approx(whole, rel=0.5)
+
+
+def test_a_driver_that_does_not_tell_how_busy_a_gpu_is_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library's errors are of a kind of their own: no library in the container, a part of a GPU."""
+
+    class LibraryNotFoundError(Exception):
+        pass
+
+    def tell(_: object) -> int:
+        raise LibraryNotFoundError
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"allocated_bytes.all.current": 3})
+    monkeypatch.setattr(torch.cuda, "utilization", tell)
+    assert _used(torch.device("cuda", 0), 1.0) == (3.0, 0.0, -1.0)

@@ -207,6 +207,12 @@ def _sheet(size: int) -> Path | None:
         descriptor, name = tempfile.mkstemp(prefix="worldsize-board-", dir=_MEMORY)
     except OSError:
         return None
-    os.ftruncate(descriptor, size_of(size))
-    os.close(descriptor)
+    try:
+        # Not ftruncate: where memory is short, the first rank to write would be killed.
+        os.posix_fallocate(descriptor, 0, size_of(size))
+    except OSError:
+        Path(name).unlink()
+        return None
+    finally:
+        os.close(descriptor)
     return Path(name)

@@ -39,6 +39,7 @@ class Average:
         self._held: dict[str, Tensor] = {name: value.clone() for name, value in self._live().items()}
         self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._kept: dict[str, Tensor] | None = None
 
     def update(self) -> None:
         """Move towards the model's weights. No collective: each rank averages what it holds."""
@@ -66,13 +67,20 @@ class Average:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model computes with the averaged weights inside this block. Collective."""
+        assert self._kept is None
         live = self._live()
-        kept = {name: value.clone() for name, value in live.items()}
+        self._kept = {name: value.clone() for name, value in live.items()}
         self._put(live, self._held)
         try:
             yield
         finally:
-            self._put(live, kept)
+            self.lift()
+
+    def lift(self) -> None:
+        """The model has its own weights again, also inside `applied`: what is saved there is the model. Collective."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._put(self._live(), kept)
 
     def _live(self) -> dict[str, Tensor]:
         return self.placed.strategy.held(self.placed.module)

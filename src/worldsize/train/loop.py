@@ -66,6 +66,7 @@ class Loop:
 
     def steps(self) -> Iterator[Step]:
         """The run's steps. What a step did is counted when the next one is asked for."""
+        self.why = self.at.done
         if self.at.done or self._reached:
             self.screen.say(f"worldsize: nothing to do: {self.at.done or 'finished'} at step {self.at.step}")
             if not self.at.tail:

@@ -431,6 +431,8 @@ class Run:
 
     def _interrupted(self) -> NoReturn:
         if self._loop is not None and not self._closed:
+            for average in self._engine.parts.averages.values():
+                average.lift()
             self._loop.interrupted()
         self.close()
         raise SystemExit(EXIT_STOPPED)

@@ -181,7 +181,7 @@ def _used(device: torch.device, cores: float) -> tuple[float, float, float]:
     held, most = stats.get("allocated_bytes.all.current", 0), stats.get("allocated_bytes.all.peak", 0)
     try:
         use = torch.cuda.utilization(device) / 100
-    except (RuntimeError, ImportError):  # no pynvml, or a driver that does not tell
+    except Exception:  # noqa: BLE001 - no pynvml, no driver's library, a device or a container that does not tell
         use = -1.0
     return float(held), float(most), use
 

@@ -46,7 +46,7 @@ class LLMConfig(Given):
     model_impl: Annotated[
         Literal["auto", "native", "transformers"], by(fields.choice, "auto", "native", "transformers")
     ] = "auto"
-    """Which code computes the model: ours for the families it knows, transformers' for all others (no pipeline, cp, fp8 or LoRA)."""
+    """Which code computes the model: ours for families that it knows, transformers' for others (no pipeline, cp, fp8, LoRA)."""
 
     max_seq_len: Count = 2048
     """The most tokens of a row."""
