@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MICROS, SAMPLES = 6, 4
-STATE = 1e-10
-"""How far weights may be apart: Adam divides a gradient, with its rounding of 1e-16, by as little as its eps of 1e-8."""
 
 
 def opened(name: str, precision: str = "fp64", device: str = "cpu", **sizes: Any) -> Strategy:
@@ -58,7 +56,8 @@ class Fit:
             {"params": [value for value in model.parameters() if value.dim() > 1], "weight_decay": 0.1},
             {"params": [value for value in model.parameters() if value.dim() < 2]},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=0.01)
+        # Gradients are divided by eps at least, and their rounding with them: by 1e-8, weights are 2e-12 apart on some CPUs.
+        self.optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-4)
         self.statistics = RunningStatistics(model, strategy)
         self.others: list[tuple[Strategy, nn.Module]] = []
         self.losses: list[float] = []

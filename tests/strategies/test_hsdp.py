@@ -40,7 +40,7 @@ def test_copies_of_one_shard_train_as_one_rank(case: str, both: tuple[dict[str, 
     for what in ("losses", "norms"):
         np.testing.assert_allclose(found[what], wanted[what], rtol=1e-12)
     for key, value in wanted["state"].items():
-        np.testing.assert_allclose(found["state"][key], value, rtol=0, atol=fitting.STATE, err_msg=key)
+        np.testing.assert_allclose(found["state"][key], value, rtol=0, atol=1e-12, err_msg=key)
 
 
 def test_two_copies_of_two_shards(tmp_path: Path, one: RankPool, four: RankPool) -> None:

@@ -49,7 +49,7 @@ def test_curve(name: str, ranks: int, case: str, alone: dict[str, Any], request:
         np.testing.assert_allclose(found[0][what], wanted[what], rtol=1e-12)
     assert found[0]["state"].keys() == wanted["state"].keys()
     for key, value in wanted["state"].items():
-        np.testing.assert_allclose(found[0]["state"][key], value, rtol=0, atol=fitting.STATE, err_msg=key)
+        np.testing.assert_allclose(found[0]["state"][key], value, rtol=0, atol=1e-12, err_msg=key)
 
 
 def test_recomputation_changes_nothing(alone: dict[str, Any]) -> None:

@@ -66,8 +66,10 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model computes with the averaged weights inside this block. Collective."""
-        assert self._kept is None
+        """The model computes with the averaged weights inside this block, and in one inside it alike. Collective."""
+        if self._kept is not None:
+            yield
+            return
         live = self._live()
         self._kept = {name: value.clone() for name, value in live.items()}
         self._put(live, self._held)

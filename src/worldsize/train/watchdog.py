@@ -81,10 +81,9 @@ class Watchdog:
         """Watch no more."""
         self._over.set()
         self._thread.join()
+        # What was left of the training may take less time than passes between two looks.
         if self._stall is not None and self._pulse.step != self._seen[0]:
-            self._stall.over(
-                time.monotonic()
-            )  # the rest of the training took less time than passes between two looks
+            self._stall.over(time.monotonic())
         if self._scene.requeue:
             faulthandler.cancel_dump_traceback_later()
 
