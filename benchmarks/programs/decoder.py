@@ -82,9 +82,18 @@ class Clock:
         self._steps, self._made = steps, 0
         self._at: list[tuple[float, float, float]] = []
         self._whole: list[float] = []
+        self._parts: dict[str, list[float]] = {}
+        self._since = time.perf_counter()
+
+    def part(self, name: str) -> None:
+        """A part of a step has ended, on the host."""
+        before, self._since = self._since, time.perf_counter()
+        if self._made >= WARM:
+            self._parts.setdefault(name, []).append(1e3 * (self._since - before))
 
     def step(self) -> None:
         """A step has ended."""
+        self.part("update")
         self._made += 1
         if self._made in (WARM, self._steps):
             if torch.cuda.is_available():
@@ -94,7 +103,8 @@ class Clock:
             self._at.append((time.perf_counter(), time.thread_time(), time.process_time()))
 
     def numbers(self) -> dict[str, float]:
-        """Milliseconds of a step, between ends of steps on the host, and of one step's work by the thread and the process."""
+        """Milliseconds of a step, between ends of steps on the host, of one step's work by the thread and the process, and
+        of its parts on the host."""
         began, ended = self._whole
         steps = self._steps - WARM
         between = sorted(1e3 * (after[0] - before[0]) for before, after in pairwise(self._at))
@@ -102,6 +112,7 @@ class Clock:
         return {
             "ms": 1e3 * (ended - began) / steps, "least": between[0], "median": between[steps // 2],
             "most": between[-1], "thread": work, "process": all_work,
+            **{name: sum(taken) / len(taken) for name, taken in self._parts.items()},
         }  # fmt: skip
 
 
@@ -120,7 +131,11 @@ def ours(
     run.optimizer(optimizer, placed)
     for step in run.steps(TensorDataset(tokens), count=lambda batch: batch[0][:, 1:].numel()):
         for (words,) in step.micro_batches:
-            step.backward(losses(placed, words))
+            clock.part("data")
+            loss = losses(placed, words)
+            clock.part("forward")
+            step.backward(loss)
+            clock.part("backward")
         step.update()
         clock.step()
         if step.index + 1 == asked.steps:
@@ -140,9 +155,12 @@ def fsdp_plain(model: Callable[[], nn.Module], tokens: Tensor, asked: argparse.N
     fully_shard(whole, mp_policy=policy)
     moved = optimizer(whole)
     for words in batches(tokens, asked, device):
+        clock.part("data")
         with torch.autocast(device.type, torch.bfloat16):
             loss = losses(whole, words).mean()
+        clock.part("forward")
         loss.backward()
+        clock.part("backward")
         moved.step()
         moved.zero_grad()
         clock.step()
@@ -161,8 +179,11 @@ def zero3_plain(model: Callable[[], nn.Module], tokens: Tensor, asked: argparse.
     }  # fmt: skip
     engine, _, _, _ = deepspeed.initialize(model=whole, optimizer=optimizer(whole), config=config)
     for words in batches(tokens, asked, device):
+        clock.part("data")
         loss = losses(engine, words).mean()
+        clock.part("forward")
         engine.backward(loss)
+        clock.part("backward")
         engine.step()
         clock.step()
     answer(clock, float(loss))
