@@ -103,8 +103,7 @@ class Clock:
             self._at.append((time.perf_counter(), time.thread_time(), time.process_time()))
 
     def numbers(self) -> dict[str, float]:
-        """Milliseconds of a step, between ends of steps on the host, of one step's work by the thread and the process, and
-        of its parts on the host."""
+        """Milliseconds of a step, between ends of steps on the host, of a step's work (thread, process), of its parts."""
         began, ended = self._whole
         steps = self._steps - WARM
         between = sorted(1e3 * (after[0] - before[0]) for before, after in pairwise(self._at))
