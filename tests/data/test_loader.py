@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import subprocess
+import sys
 import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ from worldsize.errors import DataError
 from worldsize.runtime.keys import key
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from worldsize.data.loader import Loader
 
 
@@ -306,6 +310,61 @@ def test_tensor_datasets_are_cut_whole() -> None:
     part = Subset(data, [19, 3, 7])
     (step,) = loader(part, BatchPlan(3, 3, 3), shuffle=False).steps(0, 1)
     assert step.micro[0].batch[1].tolist() == [19, 3, 7]
+
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.int32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+LAID: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda tensor: tensor, "turned": lambda tensor: tensor.t().contiguous().t(),
+    "trained": lambda tensor: tensor.requires_grad_() if tensor.is_floating_point() and tensor.itemsize > 1 else tensor,
+    "conjugate": lambda tensor: tensor.conj(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("laid", list(LAID))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_any_kind_are_cut(dtype: torch.dtype, laid: str) -> None:
+    """For any dtype, in any order of memory: the rows that torch's own indexing gives, bit for bit."""
+    table = LAID[laid]((torch.arange(60).view(20, 3) % 7).to(dtype))
+    (step,) = loader(TensorDataset(table), BatchPlan(20, 20, 20), shuffle=True).steps(0, 1)
+    found, wanted = step.micro[0].batch[0], table[torch.tensor(step.micro[0].ids)]
+    assert found.dtype is dtype
+    assert torch.equal(
+        found.resolve_conj().contiguous().view(torch.uint8), wanted.resolve_conj().contiguous().view(torch.uint8)
+    )
+
+
+ALONE = """
+import os, numpy, torch
+from torch.utils.data import TensorDataset
+from tests.data.samples import loader
+from worldsize.data.batch import BatchPlan
+torch.set_num_threads(4)
+steps = loader(TensorDataset(torch.from_numpy(numpy.ones((64, 20000)))), BatchPlan(64, 8, 8)).steps(0, 6)
+next(steps)
+before = len(os.listdir("/proc/self/task"))
+list(steps)
+print(len(os.listdir("/proc/self/task")) - before)
+(torch.ones(4, 500000) + 1).sum()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+def test_cutting_wakes_no_other_threads() -> None:
+    """OpenMP's threads would stay awake beside the training for milliseconds after each batch."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    after_data, after_sum = map(int, done.stdout.split())
+    assert after_data == 0
+    assert after_sum > 0, "this torch has no threads to wake"
 
 
 class Many(Numbers):

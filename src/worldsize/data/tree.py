@@ -117,7 +117,7 @@ def _record(value: Any, inner: Callable[[Any], Any]) -> Any:
 def _chunks(value: Any) -> Iterator[bytes]:
     yield type(value).__name__.encode()
     if isinstance(value, Tensor):
-        flat = value.detach().to_dense().cpu().contiguous().reshape(-1)
+        flat = value.detach().to_dense().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         yield outline(value).encode()
         yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, _PLAIN):
