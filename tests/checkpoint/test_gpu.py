@@ -48,6 +48,38 @@ def test_training_goes_on_while_it_is_written_from_a_device(tmp_path: Path) -> N
     assert [tensor.unique().tolist() for tensor in tensors.values()] == [[float(index)] for index in range(20)]
 
 
+@pytest.mark.gpu(count=1)
+def test_later_copies_run_beside_the_training(tmp_path: Path) -> None:
+    """What was promised to stay until `hold` may be changed right after it, and is saved as it was."""
+    tensors = {f"optim/{index}": torch.full((4_000_000,), float(index), device="cuda") for index in range(40)}
+    saver = checkpointer(tmp_path, Alone())
+    saver.prepare(tensors)
+    for step in (1, 2):
+        saver.save(tensors, {"step": step}, facts(step), later=tensors)
+        saver.hold()
+        for tensor in tensors.values():
+            tensor.add_(100.0)
+    assert [outcome.error for outcome in saver.wait()] == [None, None]
+    saver.close()
+    load(path_of(tmp_path, 2), tensors, Alone())
+    assert [tensor.unique().tolist() for tensor in tensors.values()] == [[100.0 + index] for index in range(40)]
+
+
+@pytest.mark.gpu(count=1)
+def test_what_is_changed_before_hold_is_not_committed(tmp_path: Path) -> None:
+    """A broken promise costs that save, and is told."""
+    tensors = {"optim/0": torch.ones(50_000_000, device="cuda")}
+    saver = checkpointer(tmp_path, Alone())
+    saver.prepare(tensors)
+    saver.save(tensors, {}, facts(1), later=tensors)
+    tensors["optim/0"].zero_()
+    saver.hold()
+    (outcome,) = saver.wait()
+    saver.close()
+    assert "changed while it was copied" in str(outcome.error)
+    assert not path_of(tmp_path, 1).exists()
+
+
 def two_devices(comm: Comm, run_dir: Path) -> list[int]:
     """FSDP2-like shards on two devices; returns which devices this process holds memory on."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -24,7 +24,7 @@ from worldsize.checkpoint.retain import Keep
 from worldsize.errors import CheckpointError, OwnershipError, WorldsizeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -176,9 +176,10 @@ class Checkpointer:
         return Estimate(size, disk.free(self._run_dir))
 
     def save(
-        self, tensors: Mapping[str, Tensor], train: dict[str, Any], facts: Mapping[str, Any], *, wait: bool = False
-    ) -> None:
-        """Collective. Begin a save; the training may change its tensors when this returns.
+        self, tensors: Mapping[str, Tensor], train: dict[str, Any], facts: Mapping[str, Any], *,
+        later: Collection[str] = (), wait: bool = False,
+    ) -> None:  # fmt: skip
+        """Collective. Begin a save; the training may change its tensors when this returns, but for those of `later`.
 
         Waits first for a save under way. A repeated call with the same step, facts and `train` after a committed
         save does nothing. How it ended is told by `poll` or `wait`.
@@ -188,6 +189,7 @@ class Checkpointer:
             train: plain values (as of JSON), equal on all ranks.
             facts: `step`, `epoch`, `samples`, `layout`, `exact`, and what else the manifest should say;
                 `best=True` marks the checkpoint as the best so far.
+            later: names of tensors that the training leaves alone until it has called `hold`: their copies may run beside it.
             wait: return only when it is over.
 
         Raises:
@@ -202,13 +204,18 @@ class Checkpointer:
         assert request is not None
         if request == self._last:
             return
-        _, failed = _captured(lambda: self._copy(tensors, layout))
+        _, failed = _captured(lambda: self._ready(tensors, layout).fill(tensors, later))
         job = _Job(request, self._count, layout, failed, began, time.monotonic() - began)
         self._count += 1
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"worldsize-save-{request.step}")
         self._thread.start()
         if wait or self._synchronous:
             self._settle()
+
+    def hold(self) -> None:
+        """Local and cheap: from now on the tensors of `later` may be changed. For before each change of them."""
+        if self._staging is not None:
+            self._staging.hold()
 
     def poll(self) -> list[Outcome]:
         """Local and cheap: the saves that ended since the last `poll` or `wait`."""
@@ -284,9 +291,6 @@ class Checkpointer:
             signature, aliases, store.agree([answer.value for answer in answers if answer.value is not None])
         )
 
-    def _copy(self, tensors: Mapping[str, Tensor], layout: _Layout) -> None:
-        self._ready(tensors, layout).fill(tensors)
-
     def _ready(self, tensors: Mapping[str, Tensor], layout: _Layout) -> stage.Staging:
         if self._staging is None:
             self._staging = stage.Staging(layout.agreed.plans[self._comm.rank], stage.cuda_device(tensors))
@@ -328,8 +332,15 @@ class Checkpointer:
         from worldsize.checkpoint import store
 
         assert self._staging is not None
+        self._staging.arrive()
         written, facts = store.write(tmp, job.layout.agreed.plans[self._comm.rank], self._staging.copies)
         _read_back(tmp, facts)
+        if self._staging.torn:
+            raise CheckpointError(
+                "the optimizer's state was changed while it was copied",
+                found="a change after the step that is saved and before the next update",
+                do="change it after step.update(), or save with Saving(synchronous=True)",
+            )
         return written, facts
 
     def _commit(

@@ -1,4 +1,4 @@
-"""Room: host copies of this rank's pieces. Made while the training stands still, so as fast as the bus allows.
+"""Room: host copies of this rank's pieces, as fast as the bus allows. The training stands still for those that it may change.
 
 One block of memory per rank, pinned where tensors live on a CUDA device, is used for every save. Only the pieces
 that this rank writes are copied: with replicas on N ranks, an N-th of the state each.
@@ -18,7 +18,7 @@ from worldsize.errors import CheckpointError
 from worldsize.runtime.sharded import is_sharded, local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -47,33 +47,86 @@ class Staging:
         sizes = [-(-piece_bytes(item.tensor_data) // _ALIGN) * _ALIGN for item in plan.items]
         self._block = _memory(sum(sizes))
         self._pinned = device is not None and _register(self._block, device)
+        self._side = torch.cuda.Stream(device) if self._pinned else None
+        self._under: _Under | None = None
+        self.torn = False
+        """Whether something was changed before `hold` that should not have been: the copies are of no use."""
         self.copies: dict[MetadataIndex, Tensor] = {}
         start = 0
         for item, size in zip(plan.items, sizes, strict=True):
             self.copies[item.index] = _view(self._block, start, item.tensor_data)
             start += size
 
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the pieces; when it returns, the training may change its tensors."""
+    def fill(self, tensors: Mapping[str, Tensor], later: Collection[str] = ()) -> None:
+        """Copy the pieces. When it returns, the training may change its tensors; those named in `later` only after `hold`.
+
+        Copies of these run beside the training, where tensors live on a device. They are queued behind the others, all at
+        once: a thread that hands them over bit by bit waits for the interpreter each time.
+        """
         from torch.distributed.checkpoint.utils import find_state_dict_object
 
-        devices = set()
+        devices, delayed, self.torn = set(), [], False
         with torch.no_grad():
             for item in self.plan.items:
                 shard = find_state_dict_object(cast("dict[str, Any]", tensors), item.index).detach()
+                if self._side is not None and shard.is_cuda and item.index.fqn in later:
+                    delayed.append((self.copies[item.index], shard))
+                    continue
                 self.copies[item.index].copy_(shard, non_blocking=self._pinned)
                 devices.add(shard.device)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
+        copied = [torch.cuda.current_stream(device).record_event() for device in devices if device.type == "cuda"]
+        self._under = _Under.begin(self._side, delayed) if self._side is not None and delayed else None
+        for event in copied:
+            event.synchronize()
+
+    def hold(self) -> None:
+        """Local and cheap: let the device wait for the copies that run beside the training, before it changes their tensors."""
+        if self._under is not None and not self._under.held:
+            self.torn = not self._under.hold()
+
+    def arrive(self) -> None:
+        """Wait, on the host, for the copies that run beside the training."""
+        if self._under is not None:
+            self._under.event.synchronize()
 
     def close(self) -> None:
         """Give the memory back."""
+        self.arrive()
+        self._under = None
         self.copies.clear()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
             self._pinned = False
         self._block = torch.empty(0, dtype=torch.uint8)
+
+
+class _Under:
+    """Copies from a device that are under way on a stream of their own."""
+
+    def __init__(self, event: torch.cuda.Event, sources: list[Tensor]) -> None:
+        self.event, self.held = event, False
+        # In-place changes count up a version, whoever makes them.
+        self._sources = [(source, source._version) for source in sources]  # noqa: SLF001 - torch has no other
+
+    @classmethod
+    def begin(cls, side: torch.cuda.Stream, pairs: list[tuple[Tensor, Tensor]]) -> _Under:
+        """Queue the copies of (host, device), behind what the current stream has to do so far."""
+        side.wait_stream(torch.cuda.current_stream(side.device))
+        event = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(side), torch.no_grad():
+            for host, source in pairs:
+                host.copy_(source, non_blocking=True)
+                source.record_stream(side)  # its memory is not given away before
+            event.record()
+        return cls(event, [source for _, source in pairs])
+
+    def hold(self) -> bool:
+        """See `Staging.hold`. Returns whether nothing was changed so far."""
+        self.held = True
+        same = all(source._version == version for source, version in self._sources)  # noqa: SLF001
+        self._sources.clear()
+        torch.cuda.current_stream().wait_event(self.event)
+        return same
 
 
 def _memory(size: int) -> Tensor:

@@ -62,6 +62,8 @@ class Engine:
         self.strategy = self.strategy_of(settings.strategy or registry.default(settings.sizes.shares(session.world)))
         self.notes: list[str] = []
         """Lines for a person, to be said when the next numbers are."""
+        self.hold: Callable[[], None] = _nothing
+        """Called before an optimizer's state changes: a save may be copying it."""
         self.guard = Guard(
             settings.nonfinite, session.comm, self.parts.models, session.device, scaled=self.precision.scaled,
             note=self.notes.append,
@@ -199,3 +201,7 @@ class Engine:
             raise LayoutError("there is no optimizer", do="make one with run.optimizer(...) before run.steps")
         for placed in self.parts.models.values():
             placed.statistics.refuse_synchronised(most, fewest)
+
+
+def _nothing() -> None:
+    """No save is copying anything."""

@@ -160,6 +160,7 @@ def begin(
         on_error=settings.saving.on_error,
         scattered=engine.parts.scattered,
     )
+    engine.hold = checkpointer.hold
     for note in [*changes, *more, *([cut.short] if cut.short else [])]:
         screen.say(f"worldsize: {note}")
     for change in changes:

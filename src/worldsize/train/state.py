@@ -63,6 +63,11 @@ def tensors(engine: Engine, kept: Kept) -> dict[str, Tensor]:
     return found | _named("keep", kept.state()[0])
 
 
+def optimizers(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Names of what only an update changes: the state of optimizers. Weights a program may change on its own account."""
+    return {name for name in tensors if name.startswith("optim/")}
+
+
 def plain(engine: Engine, kept: Kept, progress: Progress) -> dict[str, Any]:
     """The rest of the state, in types that JSON can hold. Collective where ranks hold different parameters."""
     return {

@@ -258,6 +258,7 @@ class Turn:
         known = [value for value in norms if value is not None]
         self.grad_norm = torch.linalg.vector_norm(torch.stack(known)) if len(known) > 1 else next(iter(known), None)
         if self._engine.accept_step(self):
+            self._engine.hold()
             for entry in self._trained:
                 entry.optimizer.step()
             self._engine.after_update(self._trained)
@@ -285,6 +286,7 @@ class Turn:
             self.grad_norm = self._clip(entry, divisor)
             return float(self.loss)
 
+        self._engine.hold()
         entry.optimizer.step(evaluate)
         self._engine.after_update(self._trained)
 
