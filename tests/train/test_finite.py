@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import worldsize as ws
+from tests.integration.program import may_stop
 from tests.pools import pool
 from tests.train import small
-from worldsize.checkpoint import manifest
+from worldsize.checkpoint import load, manifest
 from worldsize.errors import StepError
+from worldsize.runtime import signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,3 +145,35 @@ def test_rewind_needs_a_commit(tmp_path: Path) -> None:
     """It says so where there is none."""
     (found,) = pool(1).run(train, tmp_path / "run", "loss", nonfinite="rewind", saving=ws.Saving(every=None))
     assert "there is no commit to go back to" in found["error"]
+
+
+def tailed(folder: Path) -> tuple[list[int], list[int]]:
+    """Stopped in the evaluation before its bad step, then started again: what is evaluated, and what counts in the end."""
+    done: list[int] = []
+    for attempt in range(2):
+        signals.forget()  # as in a new process
+        run = small.make(folder, strategy="ddp", nonfinite="rewind", saving=ws.Saving(every=None))
+        model, _ = small.parts(run)
+        kept, armed = run.keep(evaluated=[]), [True]
+        with may_stop():
+            for step in run.steps(small.data()):
+                bad, armed[0] = step.index == BAD and armed[0], armed[0] and step.index != BAD
+                for batch in step.micro_batches:
+                    step.backward(small.errors(model, batch) * (float("inf") if bad else 1.0))
+                step.update()
+                if step.index == BAD - 1 and attempt == 0 and run.comm.rank == 0:
+                    small.stop()
+                run.evaluate(lambda batch: {"loss": small.errors(model, batch)}, small.data(7))  # noqa: B023
+                done.append(step.index)
+                kept.evaluated = [*kept.evaluated, step.index]
+        run.close()
+    return done, kept.evaluated
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_stop_interrupted_is_done_again_after_going_back_too(tmp_path: Path, ranks: int) -> None:
+    """The state that it goes back to is from before what follows the step; once that is done, it is over."""
+    for done, kept in pool(ranks).run(tailed, tmp_path / "run"):
+        assert done == [0, 1, 2, 1, 2, 3, 4, 5]
+        assert kept == [0, 1, 2, 3, 4, 5]
+    assert load.read_train(manifest.committed(tmp_path / "run")[-1])["progress"]["tail"] is None

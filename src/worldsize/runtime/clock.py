@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
+T = TypeVar("T")
 PHASES = ("data", "compute", "collectives", "optimizer", "save", "evaluation", "other")
 """Data wait, forward and backward, waiting for other ranks, optimizer, save stall, evaluation, the rest."""
 DATA, COMPUTE, COLLECTIVES, OPTIMIZER, SAVE, EVALUATION, OTHER = range(len(PHASES))
@@ -77,6 +78,13 @@ class Clock:
         self._now[before] += now - self._since
         self._since, self.phase = now, phase
         return before
+
+    def timed(self, phase: int, act: Callable[[], T]) -> T:
+        """Do something that belongs to `phase`."""
+        before = self.enter(phase)
+        found = act()
+        self.enter(before)
+        return found
 
     def backward(self, losses: torch.Tensor) -> None:
         """These losses are sent backward next: what follows the last gradient is waiting for other ranks.

@@ -6,7 +6,7 @@ None of that belongs to the update: what the program does after `step.update()` 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from worldsize.errors import EXIT_STOPPED, StepError
 from worldsize.runtime import signals
@@ -17,7 +17,7 @@ from worldsize.train.garbage import Garbage
 from worldsize.train.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from worldsize.data.loader import Loader, StepBatches
     from worldsize.track.base import Tracker
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from worldsize.train.settings import Settings
     from worldsize.train.state import Progress as At
     from worldsize.train.times import Times
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -71,12 +69,7 @@ class Loop:
             self.screen.say(f"worldsize: nothing to do: {self.at.done or 'finished'} at step {self.at.step}")
             if not self.at.tail:
                 return
-        stop = None if self.total is None else self.total + self.at.shift
-        source = self.loader.steps(self.at.step + self.at.shift, stop)
-        if self.at.tail:
-            yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
-            self.at.tail = None
-        self._settle()
+        source = yield from self._begin()
         self.engine.clock.start()
         batches, began = self._next(source), self.at.step
         while batches is not None and self.why is None and not self._reached:
@@ -86,17 +79,16 @@ class Loop:
             yield from self._offer(step)
             if self.engine.guard.goes_back:
                 self.at = self.back()
-                self._settle()
-                source = self.loader.steps(self.at.step + self.at.shift, stop)
+                source = yield from self._begin()
                 batches = self._next(source)
                 continue
             self._count(step, batches.totals["samples"])
             if step.index == began:
-                self._timed(SAVE, self.committer.prepare)
+                self.engine.clock.timed(SAVE, self.committer.prepare)
                 self.garbage.spare()
             self._settle(step)
             batches = self._next(source)
-        self._finish()
+        self._end("end", self.why or "finished")
 
     def interrupted(self) -> None:
         """A stop was agreed inside an evaluation: commit the step that was made, and do what follows it again."""
@@ -112,14 +104,17 @@ class Loop:
         """Whether the run is as long as it was asked to be."""
         return self.at.tokens >= self.settings.duration.count if self.total is None else self.at.step >= self.total
 
-    def _timed(self, phase: int, act: Callable[[], T]) -> T:
-        before = self.engine.clock.enter(phase)
-        found = act()
-        self.engine.clock.enter(before)
-        return found
+    def _begin(self) -> Generator[Step, None, Iterator[StepBatches]]:
+        """From a commit on: do again what a stop interrupted after its step, and find the batches of the next one."""
+        if self.at.tail:
+            yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
+            self.at.tail = None
+        self._settle()
+        stop = None if self.total is None else self.total + self.at.shift
+        return self.loader.steps(self.at.step + self.at.shift, stop)
 
     def _next(self, source: Iterator[StepBatches]) -> StepBatches | None:
-        return self._timed(DATA, lambda: next(source, None))
+        return self.engine.clock.timed(DATA, lambda: next(source, None))
 
     def _offer(self, step: Step) -> Iterator[Step]:
         self.current = step
@@ -172,27 +167,23 @@ class Loop:
         if wishes.leave:
             self._leave(signals.received() or ("time limit" if self.committer.must_end else "stop"))
         if wishes.save and not wishes.end:
-            self._timed(SAVE, lambda: self.committer.commit(self.at, last=False))
+            self.engine.clock.timed(SAVE, lambda: self.committer.commit(self.at, last=False))
 
     def _leave(self, reason: str) -> None:
         """Stop on request: one save, the same on all ranks, and the exit code that says 'start me again'."""
-        self.at.done = self.why
-        self.recorder.flush(self.engine.comm)
-        self.times.flush(last=True)
-        if self.at.step > 0:
-            self._timed(SAVE, lambda: self.committer.commit(self.at, last=True))
+        self._end("stop", reason)
         self.committer.stopped(self.at.step)
-        self.tracker.event("stop", step=self.at.step, reason=reason)
         self.screen.say(f"worldsize: stopped at step {self.at.step} ({reason}); start again to go on")
         self.close()
         raise SystemExit(EXIT_STOPPED)
 
-    def _finish(self) -> None:
+    def _end(self, event: str, reason: str) -> None:
+        self.at.done = self.why
         self.recorder.flush(self.engine.comm)
         self.times.flush(last=True)
-        self.at.done = self.why
-        self._timed(SAVE, lambda: self.committer.commit(self.at, last=True))
-        self.tracker.event("end", step=self.at.step, reason=self.at.done or "finished")
+        if self.at.step > 0:
+            self.engine.clock.timed(SAVE, lambda: self.committer.commit(self.at, last=True))
+        self.tracker.event(event, step=self.at.step, reason=reason)
 
     def _left(self, step: Step) -> None:
         do = "use run.stop(), and let the loop end"
