@@ -17,6 +17,7 @@ from worldsize.errors import StepError
 from worldsize.runtime import signals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 BAD = 2
@@ -145,6 +146,90 @@ def test_rewind_needs_a_commit(tmp_path: Path) -> None:
     """It says so where there is none."""
     (found,) = pool(1).run(train, tmp_path / "run", "loss", nonfinite="rewind", saving=ws.Saving(every=None))
     assert "there is no commit to go back to" in found["error"]
+
+
+def late(folder: Path, attempts: list[str], **settings: Any) -> dict[str, Any]:
+    """A training that looks at numbers as late as on a GPU. The last rank has a loss that is none, once.
+
+    Args:
+        folder: the run's.
+        attempts: what each of them does after that step, in words; "clean" has none such.
+        settings: of the run.
+    """
+    seen: list[list[int]] = []
+    for what in attempts:
+        signals.forget()  # as in a new process
+        run = small.make(folder, **{"strategy": "ddp", "nonfinite": "rewind", **settings})
+        run._engine.guard._device = torch.device("cuda")
+        model, _ = small.parts(run)
+        seen.append([])
+        with may_stop():
+            for step in run.steps(small.data()):
+                bad = step.index == BAD and what != "clean" and not any(BAD in steps for steps in seen)
+                for batch in step.micro_batches:
+                    worse = float("inf") if bad and run.comm.rank == run.comm.size - 1 else 1.0
+                    step.backward(small.errors(model, batch) * worse)
+                step.update()
+                seen[-1].append(step.index)
+                if bad:
+                    AFTER[what](run, model)
+        run.close()
+    return {"seen": seen, "weights": run.whole(model), **run.result}
+
+
+def evaluated(run: ws.Run, model: nn.Module) -> None:
+    """An evaluation in which a stop comes to one rank."""
+    if run.comm.rank == 0:
+        small.stop()
+    run.evaluate(lambda batch: {"loss": small.errors(model, batch)}, small.data(7))
+
+
+AFTER: dict[str, Callable[[ws.Run, nn.Module], None]] = {
+    "nothing": lambda _, __: None,
+    "end": lambda run, _: run.stop("no better loss"),
+    "one rank's end": lambda run, _: run.stop("no better loss") if run.comm.rank == 0 else None,
+    "stop": lambda _, __: small.stop(),
+    "stop in an evaluation": evaluated,
+}
+"""What a program does after its bad step."""
+
+
+@pytest.mark.parametrize(
+    ("what", "every", "seen"),
+    [
+        ("nothing", "1st", [[0, 1, 2, 2, 3, 4, 5]]),
+        ("nothing", "2st", [[0, 1, 2, 3, 2, 3, 4, 5]]),
+        ("end", "2st", [[0, 1, 2, 2, 3, 4, 5]]),
+        ("one rank's end", "2st", [[0, 1, 2, 3, 2, 3, 4, 5]]),
+        ("stop", "2st", [[0, 1, 2], [2, 3, 4, 5]]),
+        ("stop in an evaluation", "2st", [[0, 1, 2], [2, 3, 4, 5]]),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_bad_step_that_is_seen_late_is_never_committed(
+    tmp_path: Path, ranks: int, what: str, every: str, seen: list[list[int]]
+) -> None:
+    """Neither by a commit that follows it, nor by a stop: the training goes back first, and nothing of that step stays."""
+    if (ranks, what) == (1, "one rank's end"):
+        seen = [[0, 1, 2, 2, 3, 4, 5]]
+    often = ws.Saving(every=every, synchronous=True)
+    clean = pool(ranks).run(late, tmp_path / "clean", ["clean"], saving=often)
+    attempts = [what, "nothing"][: len(seen)]
+    for found, other in zip(pool(ranks).run(late, tmp_path / "run", attempts, saving=often), clean, strict=True):
+        assert found["seen"] == seen
+        assert (found["step"], found["done"]) == (6, "finished")
+        assert all(torch.equal(value, other["weights"][name]) for name, value in found["weights"].items())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_bad_step_that_is_the_last_is_seen_too(tmp_path: Path, ranks: int) -> None:
+    """The training goes back, and ends as if it had not been."""
+    often: dict[str, Any] = {"saving": ws.Saving(every="2st", synchronous=True), "duration": "3st"}
+    clean = pool(ranks).run(late, tmp_path / "clean", ["clean"], **often)
+    for found, other in zip(pool(ranks).run(late, tmp_path / "run", ["nothing"], **often), clean, strict=True):
+        assert found["seen"] == [[0, 1, 2, 2]]
+        assert all(torch.equal(value, other["weights"][name]) for name, value in found["weights"].items())
+    assert manifest.step_of(manifest.committed(tmp_path / "run")[-1]) == BAD + 1
 
 
 def tailed(folder: Path) -> tuple[list[int], list[int]]:

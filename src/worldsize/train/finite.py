@@ -1,7 +1,7 @@
 """Room: losses and gradients that are not finite: who had the first one, in which step, on which samples, and what follows.
 
 Where nobody asked for more, nothing is read from a device before it is there: on a GPU a step's loss is looked at when the next
-one is over. To skip an update the host must know before the optimizers move, so that is asked for by name.
+one is over, or before a commit. To skip an update the host must know before the optimizers move, so that is asked for by name.
 """
 
 from __future__ import annotations
@@ -91,13 +91,16 @@ class Guard:
         if self._policy in ("ignore", "skip") or self.eager(step):
             return
         self._late.append(_Numbers(step, ids, loss, None if self._scaled else norm, self._arrivals))
-        while self._late and (len(self._late) > 1 or self._device.type == "cpu"):
-            numbers = self._late.popleft()
-            numbers.read()
-            if not numbers.finite:
-                self._late.clear()
-                self._answer(numbers, "gradient" if numbers.step == step else "weights")
-                return
+        self._look(step, late=0 if self._device.type == "cpu" else 1)
+
+    def drain(self) -> bool:
+        """Before a commit, and at the end: look at what is late. Returns whether the training is to go back.
+
+        Raises:
+            StepError: something was not finite, and that ends the run.
+        """
+        self._look(None, late=0)
+        return self.goes_back
 
     def check_weights(self, step: int) -> None:
         """Before a commit. Collective. Raises StepError where a weight is not finite."""
@@ -115,6 +118,15 @@ class Guard:
         self._note(
             f"went back to step {step}; up to step {self._careful} every update is looked at before it is made"
         )
+
+    def _look(self, step: int | None, *, late: int) -> None:
+        """Read all but the last so many. The gradients that are there are those of `step`, or of none."""
+        while len(self._late) > late:
+            numbers = self._late.popleft()
+            numbers.read()
+            if not numbers.finite:
+                self._late.clear()
+                self._answer(numbers, "gradient" if numbers.step == step else "weights")
 
     def _answer(self, numbers: _Numbers, kind: str) -> None:
         what, found = self._words(numbers, kind)

@@ -72,31 +72,32 @@ class Loop:
         source = yield from self._begin()
         self.engine.clock.start()
         batches, began = self._next(source), self.at.step
-        while batches is not None and self.why is None and not self._reached:
+        while batches is not None:
             step = Step(self.engine, batches, self.at.shift)
             self.engine.begin_step(step.index)
             self.profile.begin(step.index)
             yield from self._offer(step)
-            if self.engine.guard.goes_back:
-                self.at = self.back()
+            if not self.engine.guard.goes_back:
+                self._count(step, batches.totals["samples"])
+                if step.index == began:
+                    self.engine.clock.timed(SAVE, self.committer.prepare)
+                    self.garbage.spare()
+                self._settle(step)
+                batches = self._next(source)
+            if self.engine.guard.goes_back or (batches is None and self.engine.guard.drain()):
+                self._go_back()
                 source = yield from self._begin()
                 batches = self._next(source)
-                continue
-            self._count(step, batches.totals["samples"])
-            if step.index == began:
-                self.engine.clock.timed(SAVE, self.committer.prepare)
-                self.garbage.spare()
-            self._settle(step)
-            batches = self._next(source)
         self._end("end", self.why or "finished")
 
     def interrupted(self) -> None:
         """A stop was agreed inside an evaluation: commit the step that was made, and do what follows it again."""
-        step = self.current
-        if step is not None and step.updated and not step.made:
+        step, self.current = self.current, None  # it is left on purpose
+        if self.engine.guard.drain():
+            self._go_back()
+        elif step is not None and step.updated and not step.made:
             self._count(step, step.totals["samples"])
             self.at.tail = step.tail()
-        self.current = None  # the step is left on purpose
         self._settle(leaves=True)
 
     @property
@@ -114,7 +115,12 @@ class Loop:
         return self.loader.steps(self.at.step + self.at.shift, stop)
 
     def _next(self, source: Iterator[StepBatches]) -> StepBatches | None:
-        return self.engine.clock.timed(DATA, lambda: next(source, None))
+        over = self.why is not None or self._reached
+        return None if over else self.engine.clock.timed(DATA, lambda: next(source, None))
+
+    def _go_back(self) -> None:
+        # What an undone step wished for was said of weights that are gone.
+        self.at, self.wish, self.why = self.back(), None, None
 
     def _offer(self, step: Step) -> Iterator[Step]:
         self.current = step
@@ -159,11 +165,13 @@ class Loop:
             self._do(wishes._replace(leave=wishes.leave or ends, save=save))
 
     def _do(self, wishes: Wishes) -> None:
+        if (wishes.save or wishes.leave) and self.engine.guard.drain():
+            return  # the loop goes back, and hears again who wishes to leave
         if wishes.write or wishes.save:
             self.recorder.flush(self.engine.comm if wishes.save or wishes.sums else None)
             self.times.flush()
         if wishes.end:
-            self.why = next(why for why in self.engine.comm.gather(self.wish) if why is not None)
+            self.why = next((why for why in self.engine.comm.gather(self.wish) if why is not None), None)
         if wishes.leave:
             self._leave(signals.received() or ("time limit" if self.committer.must_end else "stop"))
         if wishes.save and not wishes.end:
