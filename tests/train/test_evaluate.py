@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import worldsize as ws
 from tests.integration.program import Net, may_stop
 from tests.pools import pool
 from tests.train import small
-from worldsize.errors import DataError, StepError
+from worldsize.checkpoint import listing
+from worldsize.errors import DataError, LaunchError, StepError
 from worldsize.runtime import signals
 
 if TYPE_CHECKING:
@@ -142,3 +147,37 @@ def ended(folder: Path) -> tuple[int, str]:
 def test_an_end_is_remembered_through_a_stop(tmp_path: Path) -> None:
     """What follows the last step is done again, and no step more."""
     assert pool(1).run(ended, tmp_path)[0] == (1, "enough")
+
+
+def judged(folder: Path, end: str) -> None:
+    """An attempt whose second step is the best, which its evaluation tells, and what ends the attempt there."""
+    signals.forget()  # as in a new process
+    run = small.make(folder, saving=ws.Saving(every="1st", keep_last=1))
+    model, _ = small.parts(run)
+    with may_stop():
+        for step in small.steps(run, model):
+            if step.index == 1 and end == "stop in the evaluation" and run.comm.rank == 0:
+                small.stop()
+            run.evaluate(lambda batch: {"loss": small.errors(model, batch)}, small.data(7))
+            run.best(-abs(step.index - 1))
+            if step.index == 1 and end == "stop after it":
+                small.stop()
+            if step.index == 2 and end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+    run.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("again", ["stop in the evaluation", "stop after it", "killed", ""])
+def test_the_best_checkpoint_stays_where_a_stop_came_before_it_was_known(
+    tmp_path: Path, ranks: int, again: str
+) -> None:
+    """It is committed before its evaluation is over, and marked once the next attempt has done that again."""
+    pool(ranks).run(judged, tmp_path, "stop in the evaluation")
+    assert listing.look(tmp_path).best == {1}
+    with suppress(LaunchError):
+        pool(ranks).run(judged, tmp_path, again)
+    pool(ranks).run(judged, tmp_path, "")
+    found = listing.look(tmp_path)
+    assert [entry.step for entry in found.entries] == [2, 6]
+    assert found.best == {2}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from worldsize.config import Duration
 from worldsize.errors import CheckpointError
 from worldsize.runtime import signals
+from worldsize.runtime.comm import decide
 from worldsize.train import state
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Committer:
         lost = [outcome for outcome in outcomes if last and outcome.error is not None and outcome.step == at.step]
         if lost:
             raise CheckpointError(f"the last step, {at.step}, could not be saved", found=str(lost[0].error))
+
+    def mark(self, at: state.Progress) -> None:
+        """After a step that is committed already: where what followed it made it the best, keep its checkpoint. Collective."""
+        if at.best.get("step") == at.step:
+            decide(self.engine.comm, lambda: self.checkpointer.mark_best(at.step))
 
     def prepare(self) -> None:
         """After the first step, when all tensors exist: plan the saves and say where the disk is too small. Collective."""

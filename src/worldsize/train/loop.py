@@ -110,6 +110,7 @@ class Loop:
         if self.at.tail:
             yield from self._offer(Step.again(self.engine, self.at.step - 1, self.at.tail))
             self.at.tail = None
+            self.committer.mark(self.at)
         self._settle()
         stop = None if self.total is None else self.total + self.at.shift
         return self.loader.steps(self.at.step + self.at.shift, stop)
