@@ -89,7 +89,13 @@ def two_devices(comm: Comm, run_dir: Path) -> list[int]:
     mesh = init_device_mesh("cuda", (comm.size,))
     whole = torch.arange(1_000_003, device="cuda", dtype=torch.float32)
     shards = {"model/w": distribute_tensor(whole, mesh, [Shard(0)]), "model/b": torch.ones(5, device="cuda")}
-    outcome = save_once(run_dir, comm, shards, 1)
+    saver = checkpointer(run_dir, comm)
+    saver.save(shards, {}, facts(1), later=["model/w"])
+    saver.hold()
+    (outcome,) = saver.wait()
+    saver.close()
+    if saver._owner:
+        saver._owner.release()
     assert outcome.error is None, outcome.error
     found = {
         "model/w": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)]),

@@ -7,6 +7,7 @@ that this rank writes are copied: with replicas on N ranks, an N-th of the state
 from __future__ import annotations
 
 import mmap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _ALIGN = 64
 _THREADS = 4
+_LOOK_S = 5e-3
 _PORTION = 256 << 20
 """Bytes that a thread asks the system for at once."""
 
@@ -85,9 +87,9 @@ class Staging:
             self.torn = not self._under.hold()
 
     def arrive(self) -> None:
-        """Wait, on the host, for the copies that run beside the training."""
+        """Wait, on the host, for the copies that run beside the training. Any thread may."""
         if self._under is not None:
-            self._under.event.synchronize()
+            self._under.arrive()
 
     def close(self) -> None:
         """Give the memory back."""
@@ -103,8 +105,8 @@ class Staging:
 class _Under:
     """Copies from a device that are under way on a stream of their own."""
 
-    def __init__(self, event: torch.cuda.Event, sources: list[Tensor]) -> None:
-        self.event, self.held = event, False
+    def __init__(self, event: torch.cuda.Event, device: torch.device, sources: list[Tensor]) -> None:
+        self.event, self.held, self._device = event, False, device
         # In-place changes count up a version, whoever makes them.
         self._sources = [(source, source._version) for source in sources]  # noqa: SLF001 - torch has no other
 
@@ -112,20 +114,27 @@ class _Under:
     def begin(cls, side: torch.cuda.Stream, pairs: list[tuple[Tensor, Tensor]]) -> _Under:
         """Queue the copies of (host, device), behind what the current stream has to do so far."""
         side.wait_stream(torch.cuda.current_stream(side.device))
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event()
         with torch.cuda.stream(side), torch.no_grad():
             for host, source in pairs:
                 host.copy_(source, non_blocking=True)
                 source.record_stream(side)  # its memory is not given away before
             event.record()
-        return cls(event, [source for _, source in pairs])
+        return cls(event, side.device, [source for _, source in pairs])
+
+    def arrive(self) -> None:
+        """See `Staging.arrive`."""
+        # A thread begins on device 0: see `_register`. And it looks in place of waiting inside of CUDA, beside who launches work.
+        with torch.cuda.device(self._device):
+            while not self.event.query():
+                time.sleep(_LOOK_S)
 
     def hold(self) -> bool:
         """See `Staging.hold`. Returns whether nothing was changed so far."""
         self.held = True
         same = all(source._version == version for source, version in self._sources)  # noqa: SLF001
         self._sources.clear()
-        torch.cuda.current_stream().wait_event(self.event)
+        torch.cuda.current_stream(self._device).wait_event(self.event)
         return same
 
 
