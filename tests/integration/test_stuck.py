@@ -13,6 +13,8 @@ import pytest
 from tests.integration import stuck
 from tests.launch import commands
 from tests.pools import pool
+from tests.train import small
+from worldsize.runtime import env
 from worldsize.testing.nursery import Crew
 from worldsize.track.jsonl import latest, read
 
@@ -91,6 +93,28 @@ def test_the_right_rank_is_named_and_ended(tmp_path: Path, how: str) -> None:
     assert (stall / "rank-0000.txt").stat().st_size > 200
     seen = (stall / "rank-0001.txt").read_text()
     assert "stuck.py" in seen or "state T" in seen, seen
+
+
+def unheard(what: str, run: Path, how: str, settings: str) -> None:
+    """A training that gets stuck where something cannot be written; who speaks of its steps can print."""
+    if what == "error file" or env.read()["RANK"] == "1":
+        small.spoil(what, run.parent)
+    stuck.main(str(run), how, settings)
+
+
+@pytest.mark.parametrize(
+    ("how", "what", "code"),
+    [("stopped", "error file", -signal.SIGKILL), ("spinning", "error file", 1), ("spinning", "both streams", 1)],
+)
+def test_it_is_ended_where_that_cannot_be_written(tmp_path: Path, how: str, what: str, code: int) -> None:
+    """Nothing that would tell of the end keeps it from being one."""
+    crew = Crew(2, tmp_path / "logs")
+    crew.start(unheard, what, tmp_path / "run", how, json.dumps({"stall": f"requeue,{SHORT}"}))
+    codes = crew.wait(60)
+    crew.close()
+    assert codes[1] == code, crew.said()
+    assert codes[0] is not None, crew.said()
+    assert what == "both streams" or expected(how, tmp_path) in crew.said()
 
 
 @launched

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 import worldsize as ws
 from tests.integration.program import may_stop
+from worldsize.runtime import env
 from worldsize.track.jsonl import latest, read
 
 if TYPE_CHECKING:
@@ -103,3 +106,22 @@ def stop() -> None:
 
 
 OFTEN = ws.Saving(every="1st")
+
+
+def spoil(what: str, folder: Path) -> None:
+    """From now on this process cannot write its error file, or what it prints."""
+    if what == "error file":
+        path = folder / f"{os.getpid()}.json"
+        path.mkdir()
+        env.export({"TORCHELASTIC_ERROR_FILE": str(path)})
+        return
+    nobody, writes = os.pipe()
+    os.close(nobody)
+    for stream in (1, 2):
+        # Only until it leaves: whoever started it writes on the same files.
+        atexit.register(os.dup2, os.dup(stream), stream)
+        if stream == 1 or what == "both streams":
+            os.dup2(writes, stream)
+    os.close(writes)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays to the end
+    sys.stdout.write("unsent\n")

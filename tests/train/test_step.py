@@ -173,6 +173,23 @@ def test_a_break_ends_the_process_with_a_message_and_a_code(tmp_path: Path) -> N
     assert "Traceback" not in crew.said()
 
 
+def breaks_unheard(folder: Path, what: str) -> None:
+    """The same where something cannot be written."""
+    small.spoil(what, folder.parent)
+    breaks(folder)
+
+
+@pytest.mark.parametrize("what", ["error file", "stdout", "both streams"])
+def test_the_code_after_a_break_needs_no_file(tmp_path: Path, what: str) -> None:
+    """Nor anybody who reads what is printed."""
+    crew = Crew(1, tmp_path / "logs")
+    crew.start(breaks_unheard, tmp_path / "run", what)
+    codes = crew.wait(60)
+    crew.close()
+    assert codes == [1], crew.said()
+    assert what == "both streams" or "loop left at step 1: that step is not committed" in crew.said()
+
+
 def stray(folder: Path, layout: str) -> list[float]:
     """Logs sums whose means differ by rank and micro-batch."""
     run = small.make(folder, strategy=layout)

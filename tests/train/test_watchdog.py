@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -110,3 +110,19 @@ def test_who_was_stopped_itself_knows_nothing(tmp_path: Path) -> None:
     watch.steps(5)
     watch.now += 5000
     assert watch.go(50) == []
+
+
+@pytest.mark.parametrize("problem", [BrokenPipeError(), ValueError("I/O operation on closed file")])
+def test_who_reads_no_more_ends_no_watch(tmp_path: Path, problem: Exception) -> None:
+    """What cannot be printed is lost; the next stop is noticed again, and the run is closed."""
+    watch = Watch(tmp_path)
+
+    def say(line: str) -> None:
+        watch.said.append(line)
+        raise problem
+
+    watch.dog._scene = replace(watch.dog._scene, say=say)
+    watch.steps(5)
+    assert len(watch.go(100)) == 1
+    assert watch.go(5, step=20) == ["worldsize: the training goes on, after 40 s"]
+    assert len(watch.go(100)) == 1

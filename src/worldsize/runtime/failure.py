@@ -74,35 +74,38 @@ def reported() -> bool:
 def say(error: WorldsizeError, trace: TracebackType | None = None) -> None:
     """One line on stderr, and the launcher's file; only the file where our own launcher says the line itself."""
     line = f"worldsize: {_who()}{error}{_where(trace)}"
+    _aloud(line)
     _write(error, line, trace)
-    if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
-        _aloud(line)
     _part(line)
 
 
 def say_for(error: WorldsizeError, rank: int, path: str | None) -> None:
     """The same for another rank of this host, which cannot say it: `path` is the file that its launcher looks at."""
     line = f"worldsize: {error}"
+    _aloud(line)
     if path:
         _leave(Path(path), error, line, None, str(rank))
-    if env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
-        _aloud(line)
 
 
 def _aloud(line: str) -> None:
-    """One write, so that no other thread's line comes between it and its end."""
+    """One write, so that no other thread's line comes between it and its end; nothing where our own launcher says it."""
     # CAUTION: torch wraps the hook and catches what it writes to sys.stderr; this process ends before it would show.
     stream = sys.__stderr__ or sys.stderr
-    stream.write(line + "\n")
-    stream.flush()
+    if stream is None or env.read().get("WORLDSIZE_LAUNCHER") == "worldsize":
+        return
+    with suppress(OSError, ValueError):
+        stream.write(line + "\n")
+        stream.flush()
 
 
 def end(error: WorldsizeError) -> NoReturn:
-    """Say it, and end this process with its code."""
-    say(error, error.__traceback__)
-    sys.stdout.flush()
-    # CAUTION: no farewell to the other ranks: they may sit in a collective that this one never joins.
-    os._exit(error.exit_code)
+    """Say it, and end this process with its code, whatever cannot be written."""
+    try:
+        say(error, error.__traceback__)
+        sys.stdout.flush()
+    finally:
+        # CAUTION: no farewell to the other ranks: they may sit in a collective that this one never joins.
+        os._exit(error.exit_code)
 
 
 def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -115,8 +118,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         end(error.with_traceback(trace))
     if (told := explained(error)) is not None:
         end(told.with_traceback(trace))
-    _write(error, f"{kind.__name__}: {error}", trace)
     sys.__excepthook__(kind, error, trace)
+    _write(error, f"{kind.__name__}: {error}", trace)
     _part(f"{kind.__name__}: {error}")
 
 
@@ -143,7 +146,7 @@ def _write(error: BaseException, line: str, trace: TracebackType | None) -> None
     if _listener is not None and env.read().get("WORLDSIZE_LAUNCHER") != "worldsize":
         # Our own launcher tells it, of all ranks the one that was first.
         rank, host = int(env.read().get("RANK", 0)), socket.gethostname()
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             _listener({"line": line, "kind": type(error).__name__, "host": host, "rank": rank})
     path = env.read().get("TORCHELASTIC_ERROR_FILE")
     if path:
@@ -160,5 +163,11 @@ def _leave(path: Path, error: BaseException, line: str, trace: TracebackType | N
         "host": socket.gethostname(),
         "rank": rank,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(body), encoding="utf-8")
+    with suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.write_text(json.dumps(body), encoding="utf-8")
+        except OSError:
+            # Torchrun starts nothing again over half a file; without one it tells the exit code.
+            if path.is_file():
+                path.unlink()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
-import sys
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -451,6 +449,4 @@ class Run:
     def _at_exit(self) -> None:
         # A `break` leaves the loop without an exception: the exit code must still say that work is not committed.
         if self._problem is not None and not failure.reported():
-            failure.say(self._problem)
-            sys.stdout.flush()
-            os._exit(self._problem.exit_code)
+            failure.end(self._problem)

@@ -111,10 +111,12 @@ class Stalled:
 
     def over(self, now: float) -> None:
         """A step was made after all."""
-        (self._scene.folder / f"rank-{self._rank:04d}.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self._scene.folder / f"rank-{self._rank:04d}.json").unlink(missing_ok=True)
+            if self._said_at is not None:
+                (self._scene.folder / _VERDICT).unlink(missing_ok=True)
         if self._said_at is not None:
-            (self._scene.folder / _VERDICT).unlink(missing_ok=True)
-            self._scene.say(f"worldsize: the training goes on, after {now - self._began:.0f} s")
+            self._tell(f"worldsize: the training goes on, after {now - self._began:.0f} s")
 
     # --- what this rank says
 
@@ -207,7 +209,7 @@ class Stalled:
         )
         self._said_at = seconds
         if not self._scene.requeue:
-            self._scene.say(f"worldsize: {line}")
+            self._tell(f"worldsize: {line}")
 
     def _executor(self, rank: int | None, said: dict[int, Said]) -> int:
         """Who ends the suspect: itself, or one of its host, or, where nobody there speaks, whoever judges."""
@@ -248,6 +250,11 @@ class Stalled:
         with contextlib.suppress(ProcessLookupError):
             os.kill(address.pid, signal.SIGKILL)
         time.sleep(self._scene.settled)
+
+    def _tell(self, line: str) -> None:
+        """To whoever listens: that nobody does any more ends neither the watch nor the training."""
+        with contextlib.suppress(OSError, ValueError):
+            self._scene.say(line)
 
     def _write(self, name: str, body: dict[str, Any]) -> None:
         """At once as a whole, for readers."""
