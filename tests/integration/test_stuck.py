@@ -172,3 +172,23 @@ def test_to_wait_is_to_say_it_and_to_go_on(tmp_path: Path, undisturbed: float) -
     assert codes == [0, 0], said
     assert "worldsize: the training goes on, after " in said
     assert last(tmp_path / "run") == pytest.approx(undisturbed, rel=1e-10)
+
+
+@pytest.mark.parametrize(("size", "everything"), [(1, False), (1, True), (2, True)])
+def test_time_for_which_all_ranks_are_stopped_ends_nobody(
+    tmp_path: Path, size: int, everything: bool, undisturbed: float
+) -> None:
+    """Not under "requeue" either: a person at a terminal, a suspended job, a container that is paused."""
+    crew = Crew(size, tmp_path / "logs")
+    settings = {"stall": "requeue,floor=1,first=4,data=4,save=4,evaluation=4"}
+    crew.start(stuck.main, str(tmp_path / "run"), "stopped", json.dumps(settings))
+    commands.until((tmp_path / "hung-0").exists, timeout=60)
+    stop, go_on = signal.SIGSTOP, signal.SIGCONT
+    if everything:
+        os.killpg(crew.pids[0], stop)
+    time.sleep(12)
+    os.killpg(crew.pids[0], go_on)
+    codes, said = crew.wait(60), crew.said()
+    crew.close()
+    assert codes == [0] * size, said
+    assert last(tmp_path / "run") == pytest.approx(undisturbed, rel=1e-10)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from worldsize.runtime.clock import COMPUTE, DATA, EVALUATION, SAVE, Clock
 from worldsize.runtime.comm import Alone
+from worldsize.testing.nursery import Crew
 from worldsize.train.pulse import Pulse
 from worldsize.train.settings import Stall
 from worldsize.train.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RULES = Stall(times=10, floor=60, first=1000, data=300, evaluation=600, save=900)
 
@@ -28,6 +28,7 @@ class Rank:
     clock: Clock = field(default_factory=Clock)
     comm: Alone = field(default_factory=Alone)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    said: list[str] = field(default_factory=list)
 
 
 class Watch:
@@ -126,3 +127,25 @@ def test_who_reads_no_more_ends_no_watch(tmp_path: Path, problem: Exception) -> 
     assert len(watch.go(100)) == 1
     assert watch.go(5, step=20) == ["worldsize: the training goes on, after 40 s"]
     assert len(watch.go(100)) == 1
+
+
+def leaves() -> None:
+    """Nobody holds the run any more, and the program goes on with something else."""
+    rank: Any = Rank()
+    watch = Watchdog(
+        Stall("requeue", floor=0.5, first=0.5, data=0.5, save=0.5, evaluation=0.5), rank, Path(), rank.said.append
+    )
+    watch.start()
+    time.sleep(0.5)
+    del rank
+    watch._thread.join()
+    time.sleep(4)
+
+
+def test_a_watch_that_is_over_ends_nobody(tmp_path: Path) -> None:
+    """Whatever the process does later, and however long."""
+    crew = Crew(1, tmp_path)
+    crew.start(leaves)
+    codes = crew.wait(60)
+    crew.close()
+    assert codes == [0], crew.said()

@@ -124,7 +124,7 @@ class _Under:
 
     def arrive(self) -> None:
         """See `Staging.arrive`."""
-        # A thread begins on device 0: see `_register`. And it looks in place of waiting inside of CUDA, beside who launches work.
+        # A thread begins on device 0: see `_register`. And it does not wait inside of CUDA, beside the one that launches work.
         with torch.cuda.device(self._device):
             while not self.event.query():
                 time.sleep(_LOOK_S)

@@ -40,7 +40,7 @@ _PEER_GONE = re.compile(
 )
 _STUCK_AGAIN = re.compile(r"progress since step \d+, for the second time")
 _STUCK = re.compile(r"^Timeout \(([\d:]+)[\d.]*\)!$", re.MULTILINE)
-"""What the watchdog's C code prints before it ends a process."""
+"""What the timer of Python's faulthandler prints before it ends a process."""
 _STUCK_AT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in ', re.MULTILINE)
 _OURS = re.compile(r"^worldsize: (?:rank \d+ of \d+ on \S+: )?| \([^()]+:\d+ in [^()]+\)$")
 """What a program of ours adds to an error, and the launcher's line says anyway."""

@@ -2,13 +2,14 @@
 
 The loop only writes two numbers that this thread looks at now and then. Who holds the others up is found out in `stall`,
 through files in the run folder, which needs no collective: who is stopped or holds its interpreter cannot write, and that is
-the evidence. Whoever shares a host with such a rank asks the kernel, and the rank's own C code, about it.
+the evidence. Whoever shares a host with such a rank asks the kernel, and the rank's own C code, about it. Where a rank is to be
+ended, a process beside it does so that hears nothing from this thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import math
 import statistics
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from worldsize.runtime import clock, env, stacks, waiting
+from worldsize.runtime.beside import Beside
 from worldsize.train.stall import Known, Place, Scene, Stalled
 from worldsize.train.suspect import Member
 
@@ -66,6 +68,7 @@ class Watchdog:
         )  # fmt: skip
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worldsize-watchdog", daemon=True)
+        self._beside: Beside | None = None
         self._stall: Stalled | None = None
         self._usual: deque[float] = deque(maxlen=_USUAL)
         now = time.monotonic()
@@ -75,6 +78,9 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch."""
+        if self._scene.requeue:
+            me, folder = self._scene.me, str(self._scene.folder)
+            self._beside = Beside(self._tick, me.member.rank, me.address.file, folder)
         self._thread.start()
 
     def close(self) -> None:
@@ -84,22 +90,22 @@ class Watchdog:
         # What was left of the training may take less time than passes between two looks.
         if self._stall is not None and self._pulse.step != self._seen[0]:
             self._stall.over(time.monotonic())
-        if self._scene.requeue:
-            faulthandler.cancel_dump_traceback_later()
 
     def _run(self) -> None:
-        while not self._over.wait(self._tick):
-            self._arm()
-            if self._run_is() is None or getattr(sys, "last_value", None) is not None:
-                return  # nobody holds the run any more; or the program failed, and a person looks at what is left
-            with contextlib.suppress(OSError):  # a full disk is the training's to tell
-                self._look(time.monotonic())
+        with contextlib.nullcontext() if self._beside is None else contextlib.closing(self._beside):
+            while not self._over.wait(self._tick):
+                if self._run_is() is None or getattr(sys, "last_value", None) is not None:
+                    return  # nobody holds the run any more; or the program failed, and a person looks at what is left
+                self._well()
+                with contextlib.suppress(OSError):  # a full disk is the training's to tell
+                    self._look(time.monotonic())
 
-    def _arm(self) -> None:
-        """Where native code holds the interpreters of all ranks, or of the only one, no thread can speak: C code ends them."""
-        if self._scene.requeue and not self._over.is_set():
-            seconds = 2 * max(self._allowance(), self._rules.floor) + self._scene.settled
-            faulthandler.dump_traceback_later(seconds, exit=True)
+    def _well(self) -> None:
+        """Where native code holds the interpreters of all ranks, or of the only one, no thread can say this."""
+        if self._beside is not None:
+            looks = (2 * max(self._allowance(), self._rules.floor) + self._scene.settled) / self._tick
+            words = self._scene.me.member.words
+            self._beside.heard(math.ceil(looks), f"{words} has made no progress since step {self._pulse.step}")
 
     def _look(self, now: float) -> None:
         slept, self._looked = now - self._looked > 3 * self._tick + 1, now
