@@ -7,17 +7,19 @@ import hashlib
 import os
 import shutil
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from threading import Thread
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from uuid import uuid4
 
 from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+T = TypeVar("T")
 PIECE = 16 << 20
 """Bytes of one piece of a digest: pieces are digested beside each other."""
 
@@ -76,13 +78,39 @@ def joined(pieces: list[bytes]) -> str:
 
 def fact(path: Path) -> FileFact:
     """Size and digest of a file as it is read back. Raises OSError."""
-    with path.open("rb") as file, ThreadPoolExecutor(_THREADS) as pool:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
 
         def piece(start: int) -> bytes:
             return _piece(file.fileno(), start, min(PIECE, size - start))
 
-        return FileFact(size, joined(list(pool.map(piece, range(0, size, PIECE)))))
+        return FileFact(size, joined(spread(piece, range(0, size, PIECE))))
+
+
+def spread(work: Callable[[int], T], items: Sequence[int]) -> list[T]:
+    """What `work` gives for each of the items, by some threads. Raises the first exception of one.
+
+    By plain ones: a pool takes no more work once the interpreter has begun to end, and a save under way must not fail of that.
+    """
+    found: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def part(start: int) -> None:
+        try:
+            for index in range(start, len(items), _THREADS):
+                found[index] = work(items[index])
+        except BaseException as error:  # noqa: BLE001 - it is raised again below
+            failures.append(error)
+
+    threads = [Thread(target=part, args=(start,), daemon=True) for start in range(1, min(_THREADS, len(items)))]
+    for thread in threads:
+        thread.start()
+    part(0)
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [found[index] for index in range(len(items))]
 
 
 def _piece(descriptor: int, start: int, length: int) -> bytes:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     _Signature = tuple[tuple[Any, ...], stage.Ties]
 
 T = TypeVar("T")
+_PATIENCE_S = 30.0
+"""So long a failed process waits for its first save at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Checkpointer:
         self._outcomes: deque[Outcome] = deque()
         self._unsaid: WorldsizeError | None = None
         self._last: _Request | None = None
-        self._count = 0
+        self._count, self._slowest = 0, 0.0
 
     def prepare(self, tensors: Mapping[str, Tensor], *, memory: bool = True) -> Estimate:
         """Collective. Plan the saves of these tensors and make their host memory ready in the background.
@@ -169,7 +171,9 @@ class Checkpointer:
         layout = self._meet(tensors, _Answer(None))
         if memory:
             self._thread = threading.Thread(
-                target=lambda: _captured(lambda: self._ready(tensors, layout)), name="worldsize-save-memory"
+                target=lambda: _captured(lambda: self._ready(tensors, layout)),
+                name="worldsize-save-memory",
+                daemon=True,
             )
             self._thread.start()
         size = sum(layout.agreed.bytes(rank) for rank in range(self._comm.size))
@@ -207,7 +211,9 @@ class Checkpointer:
         _, failed = _captured(lambda: self._ready(tensors, layout).fill(tensors, later))
         job = _Job(request, self._count, layout, failed, began, time.monotonic() - began)
         self._count += 1
-        self._thread = threading.Thread(target=self._run, args=(job,), name=f"worldsize-save-{request.step}")
+        self._thread = threading.Thread(
+            target=self._run, args=(job,), name=f"worldsize-save-{request.step}", daemon=True
+        )
         self._thread.start()
         if wait or self._synchronous:
             self._settle()
@@ -239,6 +245,14 @@ class Checkpointer:
         """Say that the checkpoint of this step is the best so far, after it was saved."""
         if self._owner:
             retain.mark_best(self._run_dir, step)
+
+    def finish(self) -> None:
+        """Local. Before a process ends that has failed: let a save under way end, if that takes no longer than saves do.
+
+        Raises nothing. The others may be silent for ever: a failed rank must not wait for them.
+        """
+        if self._thread is not None:
+            self._thread.join(max(_PATIENCE_S, 2 * self._slowest))
 
     def close(self) -> None:
         """Collective. Wait for the save under way and give everything back. Raises nothing: see `poll`."""
@@ -313,6 +327,7 @@ class Checkpointer:
         except Exception as failure:  # noqa: BLE001 a thread has nobody else to tell
             error = self._unsaid = CheckpointError(f"saving {final} failed", found=_told(failure))
         seconds = time.monotonic() - job.began
+        self._slowest = max(self._slowest, seconds)
         self._outcomes.append(
             Outcome(job.request.step, final, error, done.bytes, seconds, job.stall, done.removed, done.note)
         )

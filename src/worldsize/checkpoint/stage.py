@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import mmap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from worldsize.checkpoint import disk
 from worldsize.checkpoint.facts import piece_bytes
 from worldsize.errors import CheckpointError
 from worldsize.runtime.sharded import is_sharded, local
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan
 
 _ALIGN = 64
-_THREADS = 4
 _LOOK_S = 5e-3
 _PORTION = 256 << 20
 """Bytes that a thread asks the system for at once."""
@@ -157,8 +156,7 @@ def _memory(size: int) -> Tensor:
     def ask(start: int) -> None:
         pages[start : start + step] = 0
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(ask, range(0, len(pages), step)))
+    disk.spread(ask, range(0, len(pages), step))
     return block
 
 

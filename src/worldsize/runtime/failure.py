@@ -56,7 +56,7 @@ def explained(error: BaseException) -> WorldsizeError | None:
 
 
 def before_end(farewell: Callable[[str], None]) -> None:
-    """Call this with the line, after it was said, before an exception ends this process. It must not take long."""
+    """Call this with the line, after it was said, before an exception ends this process. The launcher waits for it."""
     _farewells.append(farewell)
 
 

@@ -267,6 +267,7 @@ class Run:
         start.settle(self._engine, self._settings, self._settled)
         self._resumed = self._loop.at.step or None
         self._engine.parts.closed = True
+        failure.before_end(self._finish)
         try:
             yield from self._loop.steps()
         finally:
@@ -415,6 +416,7 @@ class Run:
         on_one(self._engine.comm, self._owner.release, None)
         failure.note(None)
         failure.explain(None)
+        failure.forget(self._finish)
         # Else the interpreter would hold the run, its weights and its process groups to the end.
         atexit.unregister(self._at_exit)
 
@@ -446,7 +448,14 @@ class Run:
         if self._problem is not None:
             raise self._problem
 
+    def _finish(self, line: str = "") -> None:
+        """What was to be saved when this process failed is as good as before."""
+        del line
+        if self._loop is not None:
+            self._loop.committer.checkpointer.finish()
+
     def _at_exit(self) -> None:
+        self._finish()
         # A `break` leaves the loop without an exception: the exit code must still say that work is not committed.
         if self._problem is not None and not failure.reported():
             failure.end(self._problem)
