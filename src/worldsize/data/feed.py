@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count, islice, tee
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from worldsize.data.batch import BatchPlan, Piece, deal
 from worldsize.data.making import Count, Failed, Made, Maker, Probe, Seen, Task
+from worldsize.data.workers import begin, enter
 from worldsize.errors import DataError
 from worldsize.runtime.keys import key
 
@@ -234,7 +236,7 @@ def torch_loader(dataset: Any, source: Source, workers: Workers, seed: int, samp
         num_workers=workers.count,
         pin_memory=workers.pin,
         timeout=source.timeout if several else 0,
-        worker_init_fn=source.worker_init,
+        worker_init_fn=partial(enter, source.worker_init),
         multiprocessing_context=source.context if several else None,
         prefetch_factor=source.prefetch if several else None,
         persistent_workers=several,
@@ -244,7 +246,7 @@ def torch_loader(dataset: Any, source: Source, workers: Workers, seed: int, samp
 
 def received(source: DataLoader[Any]) -> Iterator[Any]:
     """What the workers send; a connection that breaks is told like the death of a worker, which it is."""
-    results = iter(source)
+    results = begin(source)
     while True:
         try:
             result = next(results)

@@ -80,6 +80,25 @@ def leaving() -> Iterator[None]:
         inside.close()
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """In this block stop signals wait; in processes that are started in it, until they call `pass_by`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def pass_by() -> None:
+    """Stop signals do nothing in this process from now on: the rank that started it gets them too, and decides."""
+    for number in _STOPPING:
+        # Not SIG_IGN: programs that this process starts would inherit that.
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # noqa: FBT003 - it has no names
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+
+
 def received() -> str | None:
     """The name of the first stop signal that came, or None."""
     return _received[0] if _received else None
