@@ -1,4 +1,4 @@
-"""A full disk costs the newest checkpoint, never an older one."""
+"""A full disk costs the newest checkpoint and some lines, never an older checkpoint, and no training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import nn
 import worldsize as ws
 from tests.train import small
 from worldsize.checkpoint import manifest
-from worldsize.testing.faults import tmpfs
+from worldsize.testing.faults import tmpfs, use_up
 from worldsize.testing.nursery import Crew
+from worldsize.track.jsonl import latest, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,3 +66,30 @@ def test_the_old_checkpoint_stays_and_one_line_says_why(tmp_path: Path, on_error
         assert leftover == []
         assert "Traceback" not in said
         assert ("step 4 was not saved" in said) == (on_error == "continue")
+
+
+def go_on(folder: Path) -> None:
+    """For most of its steps the disk has no room at all, and each save fails."""
+    run = small.make(folder, duration="400st", saving=ws.Saving(every="100st", keep_last=1, synchronous=True))
+    model, _ = small.parts(run)
+    other = folder.parent / "other"
+    for step in small.steps(run, model):
+        if step.index == 1 and run.comm.rank == 0:
+            use_up(other)
+        if step.index == 350 and run.comm.rank == 0:
+            other.unlink()
+
+
+def test_training_goes_on_where_not_even_a_line_can_be_written(tmp_path: Path) -> None:
+    """The lines come again with the room."""
+    with tmpfs(tmp_path / "disk", 1 << 20) as disk:
+        crew = Crew(2, tmp_path / "logs")
+        crew.start(go_on, disk / "run")
+        codes, said = crew.wait(120), crew.said()
+        crew.close()
+        assert codes == [0, 0], said
+        assert said.count("metrics.jsonl: No space left on device") == 1
+        assert "step 100 was not saved" in said
+        found = sorted(latest(read(disk / "run" / "metrics.jsonl"), "loss"))
+        assert set(range(360, 400)) <= set(found)
+        assert len(found) < 350

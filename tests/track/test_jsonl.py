@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
+from worldsize.testing.faults import tmpfs, use_up
 from worldsize.track.jsonl import JsonLines, latest, read
+from worldsize.train.times import Lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    Kind = Callable[[Path, Callable[[str], None]], AbstractContextManager[Callable[[int], None]]]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tmpfs(tmp_path / "disk", 1 << 16))
+        except OSError as error:
+            pytest.skip(str(error))
+        yield folder
 
 
 def test_a_line_is_a_step(tmp_path: Path) -> None:
@@ -47,3 +67,39 @@ def test_a_cut_line_harms_no_other(tmp_path: Path) -> None:
     tracker.event("resume", step=4)
     tracker.close()
     assert [row["event"] for row in read(tmp_path / "events.jsonl")] == ["start", "resume"]
+
+
+@contextmanager
+def metrics(folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
+    """Writes the line of a step."""
+    tracker = JsonLines(folder, 0, say)
+    yield lambda step: tracker.log(step, {"loss": 0.1})
+    tracker.close()
+
+
+@contextmanager
+def times(folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
+    """Writes the line of a second."""
+    lines = Lines(folder, 0, say)
+    yield lambda step: lines({"step": step, "phases": {}})
+
+
+@pytest.mark.parametrize("kind", [metrics, times])
+def test_a_full_disk_costs_lines_and_no_training(disk: Path, kind: Kind) -> None:
+    """It is said once; when there is room again, lines are whole again, and begin on their own."""
+    said: list[str] = []
+    with kind(disk, said.append) as write:
+        write(0)
+        use_up(disk / "other")
+        for step in range(1, 400):
+            write(step)
+        (file,) = disk.glob("*.jsonl")
+        (line,) = said
+        assert file.name in line
+        assert "No space left on device" in line
+        (disk / "other").unlink()
+        for step in range(400, 500):
+            write(step)
+        steps = [row["step"] for row in read(file)]
+        assert steps == [*range(len(steps) - 100), *range(400, 500)]
+        assert 1 < len(steps) < 300

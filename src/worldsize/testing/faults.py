@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from worldsize.checkpoint.manifest import FOLDER
@@ -56,6 +56,13 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path]:
         yield folder
     finally:
         libc.umount2(target, 2)  # MNT_DETACH: also while something holds a file open
+
+
+def use_up(file: Path) -> None:
+    """Make this file as large as its file system allows. There is room again when it is gone."""
+    with suppress(OSError), file.open("wb", buffering=0) as more:
+        while True:
+            more.write(bytes(512))
 
 
 def half_written(run_dir: Path) -> set[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from io import FileIO
     from pathlib import Path
 
 
@@ -18,11 +19,12 @@ class JsonLines:
     Args:
         folder: the run folder.
         attempt: stands in every line: of two lines for one step, the one of the later attempt holds.
+        say: takes a line for a person, where a file cannot be written.
     """
 
-    def __init__(self, folder: Path, attempt: int) -> None:
+    def __init__(self, folder: Path, attempt: int, say: Callable[[str], None] | None = None) -> None:
         self._attempt = attempt
-        self._metrics, self._events = append(folder / "metrics.jsonl"), append(folder / "events.jsonl")
+        self._metrics, self._events = Appender(folder / "metrics.jsonl", say), Appender(folder / "events.jsonl", say)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One line: step, time, attempt, and the values; numbers that JSON lacks (NaN, infinity) become text."""
@@ -38,18 +40,54 @@ class JsonLines:
         self._metrics.close()
         self._events.close()
 
-    def _write(self, file: Any, row: dict[str, Any]) -> None:
-        file.write(json.dumps({**row, "attempt": self._attempt, "time": round(time.time(), 3)}) + "\n")
+    def _write(self, lines: Appender, row: dict[str, Any]) -> None:
+        lines.add({**row, "attempt": self._attempt, "time": round(time.time(), 3)})
 
 
-def append(path: Path) -> TextIO:
-    """Open a file at its end, on a line of its own: a kill may have cut the last one."""
-    cut = path.exists() and path.stat().st_size > 0 and _last_byte(path) != b"\n"
-    # Line buffered: a reader (or a report after a SIGKILL) sees whole lines at once.
-    file = path.open("a", buffering=1, encoding="utf-8")
-    if cut:
-        file.write("\n")
-    return file
+class Appender:
+    """A file of JSON lines that grows. What cannot be written, as on a full disk, is left out: no training ends for it.
+
+    Args:
+        path: made at the first line.
+        say: takes a line for a person, the first time that something is left out.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] | None = None) -> None:
+        self._path, self._say = path, say
+        self._file: FileIO | None = None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One line."""
+        try:
+            self._write(json.dumps(row).encode() + b"\n")
+        except OSError as error:
+            self._tell(error)
+            self.close()  # opened anew for the next line, which then begins on its own
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            self._tell(error)
+
+    def _write(self, line: bytes) -> None:
+        if self._file is None:
+            # Unbuffered: a reader (or a report after a SIGKILL) sees whole lines at once, and nothing comes late.
+            self._file = self._path.open("ab", buffering=0)
+            if self._path.stat().st_size > 0 and _last_byte(self._path) != b"\n":
+                line = b"\n" + line  # a kill or a full disk has cut the last one
+        while line:
+            line = line[self._file.write(line) :]
+
+    def _tell(self, error: OSError) -> None:
+        say, self._say = self._say, None
+        if say is not None:
+            say(
+                f"worldsize: {self._path.name}: {error.strerror}; training goes on, and lines are missing until it is writable"
+            )
 
 
 def read(path: Path) -> list[dict[str, Any]]:

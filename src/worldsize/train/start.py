@@ -177,7 +177,7 @@ def begin(
     )  # fmt: skip
     return Loop(
         engine, settings, loader, committer, at, total, tracker, screen, recorder,
-        times=_times(engine, owned), profile=_profile(engine, settings, owned, screen.say), back=back,
+        times=_times(engine, owned, screen.say), profile=_profile(engine, settings, owned, screen.say), back=back,
         abandon=abandon, close=close, ledger=_ledger(engine, settings, owned.attempt),
     )  # fmt: skip
 
@@ -208,8 +208,8 @@ def _profile(engine: Engine, settings: Settings, owned: owner.Owner, say: Callab
     return Profile(settings.profile, folder, engine.comm, engine.device, say)
 
 
-def _times(engine: Engine, owned: owner.Owner) -> Times:
-    write = on_one(engine.comm, lambda: Lines(owned.run_dir, owned.attempt), _nobody)
+def _times(engine: Engine, owned: owner.Owner, say: Callable[[str], None]) -> Times:
+    write = on_one(engine.comm, lambda: Lines(owned.run_dir, owned.attempt, say), _nobody)
     mark = on_one(engine.comm, lambda: Mark(owned.folder / NAME), _nobody)
     return Times(engine.comm, engine.clock, engine.device, write, mark)
 

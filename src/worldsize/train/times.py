@@ -5,7 +5,6 @@ The ranks' numbers travel while training goes on: what was asked for at one flus
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.runtime.clock import PHASES
-from worldsize.track.jsonl import append
+from worldsize.track.jsonl import Appender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,15 +106,16 @@ class Lines:
     Args:
         folder: the run folder.
         attempt: stands in every line.
+        say: takes a line for a person, where the file cannot be written.
     """
 
-    def __init__(self, folder: Path, attempt: int) -> None:
-        self._path, self._attempt = folder / FILE, attempt
+    def __init__(self, folder: Path, attempt: int, say: Callable[[str], None] | None = None) -> None:
+        self._file, self._attempt = Appender(folder / FILE, say), attempt
 
     def __call__(self, row: dict[str, Any]) -> None:
         """One line, with the attempt."""
-        with append(self._path) as file:
-            file.write(json.dumps({**row, "attempt": self._attempt}) + "\n")
+        self._file.add({**row, "attempt": self._attempt})
+        self._file.close()
 
 
 def line(facts: dict[str, Any], ranks: list[list[float]]) -> dict[str, Any]:

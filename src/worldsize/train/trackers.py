@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def choose(settings: Settings, folder: RunFolder, attempt: int, screen: Progress) -> Tracker:
     """For the one process that writes. The lines come first: the others read them."""
-    lines = JsonLines(settings.dir, attempt)
+    lines = JsonLines(settings.dir, attempt, screen.say)
     if not settings.track:
         return lines
     run, lock = folder.read(), Lock()
