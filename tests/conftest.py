@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 from collections import defaultdict
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +156,19 @@ def slurm_accounted(_slurm_accounted_session: Cluster) -> Iterator[Cluster]:
     """As `slurm`, with sacct: for tests marked `slurm(accounting=True)`."""
     yield _slurm_accounted_session
     _slurm_accounted_session.restore()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 1 MB."""
+    from worldsize.testing.faults import tmpfs
+
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tmpfs(tmp_path / "small", 1 << 20))
+        except OSError:
+            pytest.skip("needs the right to mount a file system")
+        yield folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,10 +4,9 @@ import errno
 import os
 import random
 import resource
-import subprocess
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from worldsize.checkpoint.retain import Keep
 from worldsize.checkpoint.save import Checkpointer
 from worldsize.errors import CheckpointError, OwnershipError
 from worldsize.runtime.comm import Alone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def names(run_dir: Path) -> list[str]:
@@ -227,18 +223,6 @@ def test_estimate(tmp_path: Path) -> None:
     assert estimate.bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert estimate.fits
     saver.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run folder on a file system of 1 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(small_disk: Path) -> None:

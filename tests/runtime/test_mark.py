@@ -24,6 +24,20 @@ for made in range(1, 43):
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+FULL = """
+import os, sys
+from pathlib import Path
+from worldsize.runtime.mark import Mark
+from worldsize.testing.faults import use_up
+folder = Path(sys.argv[1])
+use_up(folder / "other")
+mark = Mark(folder / "at", print)
+for made in range(1, 43):
+    if made == 42:
+        (folder / "other").unlink()
+    mark(made)
+"""
+
 
 def test_it_survives_a_kill(tmp_path: Path) -> None:
     """The last step, and when it was made."""
@@ -41,3 +55,21 @@ def test_without_a_step_there_is_none(tmp_path: Path) -> None:
     Mark(tmp_path / "at")
     (tmp_path / "other").write_bytes(os.urandom(3))
     assert [read(tmp_path / name) for name in ("at", "nothing", "other")] == [None, None, None]
+
+
+def test_a_full_disk_is_said_once_and_ends_nothing(small_disk: Path) -> None:
+    """When there is room again, the next step is marked."""
+    done = subprocess.run([sys.executable, "-c", FULL, small_disk], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert "'at': No space left on device" in line
+    assert (read(small_disk / "at") or ())[:1] == (42,)
+
+
+def test_no_file_no_mark(tmp_path: Path) -> None:
+    """Where not even the file can be made, steps are made all the same."""
+    said: list[str] = []
+    mark = Mark(tmp_path / "nowhere" / "at", said.append)
+    mark(1)
+    mark(2)
+    assert len(said) == 1

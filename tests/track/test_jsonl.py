@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from worldsize.testing.faults import tmpfs, use_up
+from worldsize.testing.faults import use_up
 from worldsize.track.jsonl import JsonLines, latest, read
 from worldsize.train.times import Lines
 
@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Kind = Callable[[Path, Callable[[str], None]], AbstractContextManager[Callable[[int], None]]]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system."""
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(tmpfs(tmp_path / "disk", 1 << 16))
-        except OSError as error:
-            pytest.skip(str(error))
-        yield folder
 
 
 def test_a_line_is_a_step(tmp_path: Path) -> None:
@@ -85,19 +74,19 @@ def times(folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[int], 
 
 
 @pytest.mark.parametrize("kind", [metrics, times])
-def test_a_full_disk_costs_lines_and_no_training(disk: Path, kind: Kind) -> None:
+def test_a_full_disk_costs_lines_and_no_training(small_disk: Path, kind: Kind) -> None:
     """It is said once; when there is room again, lines are whole again, and begin on their own."""
     said: list[str] = []
-    with kind(disk, said.append) as write:
+    with kind(small_disk, said.append) as write:
         write(0)
-        use_up(disk / "other")
+        use_up(small_disk / "other")
         for step in range(1, 400):
             write(step)
-        (file,) = disk.glob("*.jsonl")
+        (file,) = small_disk.glob("*.jsonl")
         (line,) = said
         assert file.name in line
         assert "No space left on device" in line
-        (disk / "other").unlink()
+        (small_disk / "other").unlink()
         for step in range(400, 500):
             write(step)
         steps = [row["step"] for row in read(file)]

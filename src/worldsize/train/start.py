@@ -210,7 +210,7 @@ def _profile(engine: Engine, settings: Settings, owned: owner.Owner, say: Callab
 
 def _times(engine: Engine, owned: owner.Owner, say: Callable[[str], None]) -> Times:
     write = on_one(engine.comm, lambda: Lines(owned.run_dir, owned.attempt, say), _nobody)
-    mark = on_one(engine.comm, lambda: Mark(owned.folder / NAME), _nobody)
+    mark = on_one(engine.comm, lambda: Mark(owned.folder / NAME, say), _nobody)
     return Times(engine.comm, engine.clock, engine.device, write, mark)
 
 
