@@ -83,6 +83,8 @@ def test_they_end_with_the_rank(
         time.sleep(0.05)
     found = process.exitcode
     process.kill()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
     assert len(pids) == 2
     assert (found, left) == (code, [])
 
