@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from worldsize.runtime.sharded import is_sharded, local
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 
 def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
@@ -23,15 +26,16 @@ def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
+@torch.no_grad()
 def norm(grads: Sequence[Tensor], device: torch.device) -> Tensor:
     """The 2-norm over all gradients together, a 0-dim tensor on `device`; collective where they are sharded.
 
-    Gradients on different meshes are reduced mesh by mesh and then combined.
+    Those that lie over ranks alike are reduced together, and the groups combined.
     """
-    groups: dict[object, list[Tensor]] = defaultdict(list)
+    groups: dict[_Laid | None, list[Tensor]] = defaultdict(list)
     for grad in grads:
-        groups[grad.device_mesh if is_sharded(grad) else None].append(grad)
-    parts = [_whole(torch.nn.utils.get_total_norm(group)).to(device) for group in groups.values()]
+        groups[(grad.device_mesh, grad.placements) if is_sharded(grad) else None].append(grad)
+    parts = [_together(group, laid, device) for laid, group in groups.items()]
     if not parts:
         return torch.zeros((), device=device)
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
@@ -66,5 +70,20 @@ def scale_(grads: Sequence[Tensor], factor: Tensor | float) -> None:
         torch._foreach_mul_(group, by)
 
 
-def _whole(total: Tensor) -> Tensor:
-    return total.full_tensor() if is_sharded(total) else total
+_Laid = tuple["DeviceMesh", tuple["Placement", ...]]
+
+
+def _together(grads: list[Tensor], laid: _Laid | None, device: torch.device) -> Tensor:
+    """The norm of those that lie over ranks alike."""
+    if laid is None:
+        return torch.nn.utils.get_total_norm(grads).to(device)
+    mesh, placements = laid
+    over = [index for index, placed in enumerate(placements) if not placed.is_replicate()]
+    if not all(placements[index].is_shard() for index in over):
+        whole: Tensor = torch.nn.utils.get_total_norm(grads).full_tensor().to(device)  # type: ignore[attr-defined]
+        return whole
+    # To compute on DTensors takes some milliseconds of the host for a few hundred of them, however small.
+    square = torch.nn.utils.get_total_norm([local(grad) for grad in grads]).to(device).square()
+    for index in over:
+        dist.all_reduce(square, group=mesh.get_group(index))
+    return square.sqrt()
