@@ -13,6 +13,7 @@ from tests.integration import program
 from tests.strategies.models import WIDTH, Blocks, Frozen, TiedBlocks, TiedInRoot
 from worldsize.errors import WorldsizeError
 from worldsize.runtime import session
+from worldsize.train.optim import NamedOptimizer
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 
@@ -239,6 +240,30 @@ def test_two_models_in_turns(strategy: str, two: RankPool, tmp_path: Path) -> No
     session.close()
     for found in two.run(_adversaries, tmp_path / "ranks", strategy):
         assert found == pytest.approx(wanted, rel=1e-10)
+
+
+def _own(folder: Path, strategy: str) -> tuple[bool, bool]:
+    run = _run(folder, strategy, duration="1st")
+    model = run.model(Blocks)
+    optimizer: Any = run.optimizer(_grouped, model)
+    for step in run.steps(_data()):
+        for x, y in step.micro_batches:
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        step.update()
+    value = next(value for value in model.parameters() if value.requires_grad)
+    named = NamedOptimizer("0", optimizer, {"model": model})
+    first, again = optimizer.state[value]["exp_avg"], optimizer.state[value]["exp_avg"]
+    run.close()
+    return named.own, first is again
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+def test_state_that_is_made_when_asked_for_is_not_the_optimizers_own(
+    strategy: str, two: RankPool, tmp_path: Path
+) -> None:
+    """It would take memory of the device as long as it was kept for a save's copies."""
+    for own, same in two.run(_own, tmp_path, strategy):
+        assert own == same
 
 
 def _warm(folder: Path, strategy: str, source: Path, *, late: bool) -> dict[str, torch.Tensor]:

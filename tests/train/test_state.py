@@ -12,6 +12,7 @@ import worldsize as ws
 from tests.pools import pool
 from tests.train import small
 from worldsize.checkpoint import load, manifest
+from worldsize.checkpoint.save import Checkpointer
 from worldsize.errors import CheckpointError, ConfigError, StepError
 
 if TYPE_CHECKING:
@@ -66,6 +67,30 @@ def test_names_say_what_they_are(tmp_path: Path) -> None:
         "model/model/line.bias", "model/model/line.weight",
         "optim/0/model.line.bias/momentum_buffer", "optim/0/model.line.weight/momentum_buffer",
     ]  # fmt: skip
+
+
+def test_only_an_update_changes_what_is_copied_beside_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer's own state and nothing else is left to be copied later, and each update says that it comes."""
+    seen: list[Any] = []
+    save = Checkpointer.save
+
+    def spied(self: Checkpointer, tensors: Any, *args: Any, later: Any = (), **named: Any) -> None:
+        seen.append((sorted(set(tensors) - set(later)), sorted(later)))
+        save(self, tensors, *args, later=later, **named)
+
+    monkeypatch.setattr(Checkpointer, "save", spied)
+    monkeypatch.setattr(Checkpointer, "hold", lambda _: seen.append("hold"))
+    run = small.make(tmp_path, saving=ws.Saving(every="2st"), duration="3st")
+    model, optimizer = small.parts(run)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("update"))
+    for _step in small.steps(run, model):
+        pass
+    weights = ["model/model/line.bias", "model/model/line.weight"]
+    own = ["optim/0/model.line.bias/momentum_buffer", "optim/0/model.line.weight/momentum_buffer"]
+    update = ["hold", "update"]
+    assert seen == [*update, *update, (weights, own), *update, (sorted(weights + own), [])]
 
 
 @pytest.mark.parametrize(

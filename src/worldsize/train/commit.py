@@ -114,7 +114,7 @@ class Committer:
             # The checkpointer itself knows what is committed already, and tries again what failed.
             tensors, plain = state.tensors(self.engine, self.kept), state.plain(self.engine, self.kept, at)
             plain["data"] = self.loader.state_dict()
-            later = () if wait else state.optimizers(tensors)
+            later = () if wait else state.optimizers(self.engine, tensors)
             self.checkpointer.save(tensors, plain, self._facts(at), later=later, wait=wait)
             self.since = time.monotonic()
         outcomes = self.checkpointer.wait() if wait else self.checkpointer.poll()

@@ -7,6 +7,7 @@ that never had a gradient has no state, and needs none.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,6 +62,11 @@ class NamedOptimizer:
     def parameters(self) -> list[nn.Parameter]:
         """All parameters it trains, in the order of its groups."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def own(self) -> bool:
+        """Whether `state` gives the optimizer's own tensors: others make theirs for the question, and need the room again."""
+        return isinstance(self.optimizer.state, defaultdict)
 
     def state(self) -> tuple[dict[str, Tensor], Skeleton]:
         """Tensors by name ("<parameter>/<key>"), and the skeleton that puts them back. Collective where it is sharded."""

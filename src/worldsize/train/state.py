@@ -63,9 +63,10 @@ def tensors(engine: Engine, kept: Kept) -> dict[str, Tensor]:
     return found | _named("keep", kept.state()[0])
 
 
-def optimizers(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Names of what only an update changes: the state of optimizers. Weights a program may change on its own account."""
-    return {name for name in tensors if name.startswith("optim/")}
+def optimizers(engine: Engine, found: Mapping[str, Tensor]) -> set[str]:
+    """Which of `tensors` only an update changes: the optimizers' own. Weights a program may change on its own account."""
+    starts = tuple(f"optim/{entry.named.name}/" for entry in engine.parts.optimizers if entry.named.own)
+    return {name for name in found if name.startswith(starts)}
 
 
 def plain(engine: Engine, kept: Kept, progress: Progress) -> dict[str, Any]:
