@@ -67,6 +67,45 @@ def test_a_template_that_says_earlier_messages_otherwise(tmp_path: Path) -> None
     assert documents(changed, path) == [("[ab</s>[cd</s>[e</s><cd</s>", "cd</s>cd</s>")]
 
 
+THINKING = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{% if loop.last and m['role'] == 'assistant' %}<think>{% endif %}"
+    "{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_what_the_user_said_before_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+    """The same words stand in the question, in a template that says earlier answers otherwise (as Qwen 3's)."""
+    said = [
+        ("user", "is it 4?"),
+        ("assistant", "4"),
+        ("user", "say yes"),
+        ("assistant", "yes"),
+        ("user", "5?"),
+        ("assistant", "5"),
+    ]
+    path = folders.lines(tmp_path / "d.jsonl", [{"messages": [{"role": who, "content": what} for who, what in said]}])
+    changed = folders.tokenizer()
+    changed.chat_template = THINKING
+    assert documents(changed, path)[0][1] == "4</s>yes</s><think>5</s>"
+    changed.chat_template = THINKING.replace("loop.last", "not loop.last")
+    assert documents(changed, path)[0][1] == "4</s>yes</s>5</s>"
+
+
+def test_a_chat_that_the_assistant_begins(tokenizer: Any, tmp_path: Path) -> None:
+    """What the template puts before its first word is not learnt."""
+    path = folders.lines(tmp_path / "d.jsonl", [{"messages": CHAT[1:]}])
+    assert documents(tokenizer, path) == [("<|assistant|>cd</s><|user|>e</s><|assistant|>cd</s>", "cd</s>cd</s>")]
+
+
+def test_a_template_that_takes_whole_chats_only(tmp_path: Path) -> None:
+    """It is asked for parts of a chat too, and what it says of these need not stop a chat that it takes."""
+    path = folders.lines(tmp_path / "d.jsonl", [{"messages": [{"role": "system", "content": "s"}, *CHAT[1:]]}])
+    strict = folders.tokenizer()
+    user = "messages | selectattr('role', 'equalto', 'user') | list"
+    strict.chat_template = f"{{% if not {user} %}}{{{{ raise_exception('no user') }}}}{{% endif %}}{folders.TEMPLATE}"
+    assert documents(strict, path)[0][1] == "cd</s>cd</s>"
+
+
 @pytest.mark.parametrize(
     ("records", "found"),
     [

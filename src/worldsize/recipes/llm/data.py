@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from worldsize.data.tokens import Document
 
 Batch = dict[str, "Tensor"]
-_FORM = 1
+_FORM = 2
 """Of what is kept in caches; raise it where that changes."""
 TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",

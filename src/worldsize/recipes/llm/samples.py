@@ -128,26 +128,27 @@ class Encoder:
     def _rendered(self, messages: list[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:
         """A chat as text, and where the assistant speaks in it."""
         spans: list[tuple[int, int]] = []
-        whole = self._template(messages, open_=False)
+        whole = templated(self.tokenizer, messages)
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = self._template(messages[:index], open_=True)
-                after = self._template(messages[: index + 1], open_=False)
-                if after.startswith(before) and whole.startswith(after):
+                before, after = self._around(messages, index)
+                if before and after.startswith(before) and whole.startswith(after):
                     spans.append((len(before), len(after)))
                 else:
-                    spans.append(self._found(whole, message["content"].strip(), spans))
+                    spans.append(self._found(whole, message["content"].strip(), _past(whole, messages[:index])))
         return whole, spans
 
-    def _template(self, messages: list[dict[str, str]], *, open_: bool) -> str:
-        if not messages:
-            return ""
-        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_)
-        return text
+    def _around(self, messages: list[dict[str, str]], index: int) -> tuple[str, str]:
+        """The text up to a message, and with it; empty where the template takes no such part of a chat, as none at all."""
+        try:
+            before = templated(self.tokenizer, messages[:index], open_=True) if index else ""
+            return before, templated(self.tokenizer, messages[: index + 1])
+        except DataError:
+            return "", ""
 
-    def _found(self, whole: str, content: str, spans: list[tuple[int, int]]) -> tuple[int, int]:
+    def _found(self, whole: str, content: str, begin: int) -> tuple[int, int]:
         """Where a template says earlier messages otherwise once others follow: the content as it stands there, and its end."""
-        start = whole.find(content, spans[-1][1] if spans else 0)
+        start = whole.find(content, begin)
         if start < 0:
             raise DataError(
                 "the chat template changes what the assistant says, so that it cannot be found again",
@@ -157,6 +158,33 @@ class Encoder:
         stop = start + len(content)
         marks = [mark for mark in self.tokenizer.all_special_tokens if whole.startswith(mark, stop)]
         return start, stop + max(map(len, marks), default=0)
+
+
+def templated(tokenizer: Any, messages: list[dict[str, str]], *, open_: bool = False) -> str:
+    """Messages as the tokenizer's template says them; `open_`: up to where the assistant begins to speak.
+
+    Raises:
+        DataError: there is no template, or it does not take them.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_)
+    except (TemplateError, ValueError, TypeError, LookupError) as error:
+        raise DataError(
+            "the tokenizer's chat template does not take these messages", found=str(error),
+            do="mend them, or render the chats yourself, and give prompt and completion",
+        ) from error  # fmt: skip
+    return text
+
+
+def _past(whole: str, earlier: list[dict[str, str]]) -> int:
+    """Up to where earlier messages reach in the whole text, so that what they say is not taken for the one after them."""
+    reached = 0
+    for content in (message["content"].strip() for message in earlier):
+        place = whole.find(content, reached)
+        reached = reached if place < 0 else place + len(content)
+    return reached
 
 
 def _inside(place: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
