@@ -92,3 +92,16 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     path.write_bytes(b'"a"\n"\xff"\n')
     with pytest.raises(DataError, match=r":2:2: not UTF-8: byte 0xff"):
         list(Lines(path, anything))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [("9" * 5000, "Exceeds the limit"), ("[" * 100_000, "maximum recursion depth")]
+)
+def test_what_python_does_not_read_is_a_wrong_line(scratch: Path, value: str, found: str) -> None:
+    """Numbers and lists without end are said, or left out, as all else that is wrong."""
+    scratch.write_text(f"{{}}\n{value}\n")
+    with pytest.raises(DataError, match=rf"data\.jsonl:2:1: {found}"):
+        list(Lines(scratch, anything))
+    lines = Lines(scratch, anything, "skip")
+    assert list(lines) == [(1, {})]
+    assert lines.skipped == [2]
