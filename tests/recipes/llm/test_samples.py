@@ -6,7 +6,7 @@ import pytest
 
 from tests.recipes.llm import folders
 from worldsize.errors import DataError
-from worldsize.recipes.llm import samples
+from worldsize.recipes.llm import generate, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +107,35 @@ def test_a_template_that_takes_whole_chats_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (None, "chat_template is not set"),
+        ("{{ raise_exception('no twins') }}", "no twins"),
+        ("{{ messages[0]['name']['first'] }}", "has no attribute 'name'"),
+        ("{% if messages[1]['content'] == 'cd' %}said otherwise{% endif %}", "Found: 'cd'"),
+    ],
+)
+def test_a_chat_that_the_template_does_not_take_is_said_with_its_line(
+    tmp_path: Path, template: str | None, found: str
+) -> None:
+    """And in one line, of files as of a prompt."""
+    path = folders.lines(tmp_path / "d.jsonl", [{"messages": CHAT}])
+    path.write_text("\n" + path.read_text())
+    other = folders.tokenizer()
+    other.chat_template = template
+    with pytest.raises(DataError, match=rf"d\.jsonl:2: the .*template.*{found}"):
+        documents(other, path)
+
+
+def test_a_prompt_that_the_template_does_not_take_is_said() -> None:
+    """As `worldsize llm generate --chat` asks for it."""
+    other = folders.tokenizer()
+    other.chat_template = None
+    with pytest.raises(DataError, match="chat_template is not set"):
+        generate.encoded(other, "a", chat=True)
+
+
+@pytest.mark.parametrize(
     ("records", "found"),
     [
         ([{"prompt": "x", "completion": "y"}, {"prompt": "x"}], ":2:1: no 'completion', only 'prompt'"),
@@ -116,6 +145,12 @@ def test_a_template_that_takes_whole_chats_only(tmp_path: Path) -> None:
         ),
         ([{"text": "x"}, ["x"]], ":2:1: a list where an object is needed"),
         ([{"text": "x"}, {"txt": "x"}], ":2:1: no 'text', only 'txt'"),
+        ([{"text": "x"}, {"text": "x\ud83d"}], ":2:1: 'text' has half of a character, at 2"),
+        ([{"prompt": "x", "completion": "\udc00"}], ":1:1: 'completion' has half of a character, at 1"),
+        (
+            [{"messages": [{"role": "assistant", "content": "a\ud83d"}]}],
+            ":1:1: message 1 has half of a character, at 2",
+        ),
         ([{"messages": CHAT}, {"messages": []}], "'messages' is a list and no list of messages"),
         ([{"messages": CHAT}, {"messages": [{"role": "user"}]}], "message 1 has no role and content"),
         ([{"messages": CHAT}, {"messages": CHAT[:1]}], "nothing to learn"),

@@ -14,7 +14,7 @@ import torch
 import worldsize as ws
 from worldsize.checkpoint import address, foreign
 from worldsize.errors import ConfigError, DataError
-from worldsize.recipes.llm import data, folder, lora, shape
+from worldsize.recipes.llm import data, folder, lora, samples, shape
 from worldsize.recipes.llm.model import Decoder
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def text_of(tokenizer: Any, tokens: Tensor) -> str:
 def encoded(tokenizer: Any, prompt: str, *, chat: bool) -> Tensor:
     """A prompt as tokens; `chat`: as a user's message in the tokenizer's template."""
     if chat:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
+        prompt = samples.templated(tokenizer, [{"role": "user", "content": prompt}], open_=True)
     numbers = tokenizer(prompt, add_special_tokens=not chat)["input_ids"]
     if numbers[-1:] == [tokenizer.eos_token_id] and len(numbers) > 1:
         numbers = numbers[:-1]

@@ -32,7 +32,7 @@ def kind_of(path: Path) -> str:
         for line in stream:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 for kind, keys in _KINDS.items():
@@ -52,7 +52,9 @@ def problem(record: Any, kind: str) -> str | None:
     if kind == "chat":
         return _problem_of_chat(record["messages"])
     odd = next((key for key in _KINDS[kind] if not isinstance(record[key], str)), None)
-    return None if odd is None else f"{odd!r} is {_named(record[odd])} and no text"
+    if odd is not None:
+        return f"{odd!r} is {_named(record[odd])} and no text"
+    return next((said for key in _KINDS[kind] if (said := _broken(repr(key), record[key]))), None)
 
 
 def _problem_of_chat(messages: Any) -> str | None:
@@ -61,8 +63,19 @@ def _problem_of_chat(messages: Any) -> str | None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             return f"message {number} has no role and content that are texts"
+        if said := _broken(f"message {number}", message["content"]):
+            return said
     if not any(message["role"] == "assistant" for message in messages):
         return "no message is the assistant's, so there is nothing to learn"
+    return None
+
+
+def _broken(what: str, text: str) -> str | None:
+    r"""JSON can say half of a pair of UTF-16 (\ud83d), as of texts that were cut; no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{what} has half of a character, at {error.start + 1}"
     return None
 
 
@@ -88,7 +101,12 @@ class Encoder:
         rows = iter(lines)
         while batch := list(islice(rows, _AT_ONCE)):
             numbers, records = zip(*batch, strict=True)
-            for number, (tokens, learnt) in zip(numbers, encode(records), strict=True):
+            made = encode(records)
+            for number in numbers:
+                try:
+                    tokens, learnt = next(made)
+                except DataError as error:
+                    raise DataError(f"{lines.path}:{number}: {error.what}", found=error.found, do=error.do) from error
                 yield Document(tokens, learnt, number)
 
     def _texts(self, records: Iterable[dict[str, Any]]) -> Iterator[tuple[list[int], list[bool] | None]]:
@@ -173,7 +191,7 @@ def templated(tokenizer: Any, messages: list[dict[str, str]], *, open_: bool = F
     except (TemplateError, ValueError, TypeError, LookupError) as error:
         raise DataError(
             "the tokenizer's chat template does not take these messages", found=str(error),
-            do="mend them, or render the chats yourself, and give prompt and completion",
+            do="give another --tokenizer, or plain prompts and completions",
         ) from error  # fmt: skip
     return text
 
