@@ -184,7 +184,8 @@ def _adamw(config: LLMConfig, model: nn.Module) -> torch.optim.AdamW:
         {"params": [value for value in wanted if value.dim() <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        # A stage of a pipeline may have nothing to train, as the head beside adapters; its optimizer is there all the same.
+        [group for group in groups if group["params"]] or groups[:1],
         config.lr,
         (config.beta1, config.beta2),
         fused=True if config.use_fused_ops else None,
