@@ -20,6 +20,7 @@ from worldsize.recipes.llm.config import LLMConfig
 from worldsize.recipes.llm.lora import Lora, adapt
 from worldsize.recipes.llm.model import Decoder
 from worldsize.recipes.llm.shape import read
+from worldsize.recipes.llm.train import train
 
 STEPS = 4
 
@@ -67,6 +68,41 @@ def test_it_goes_on_elsewhere(tmp_path: Path, given: dict[str, Any], alone: dict
     found |= curve(tmp_path, given, "single:1", lr_schedule="constant")
     same(found, curve(tmp_path / "whole", given, "single:1", lr_schedule="constant"))
     assert found != alone
+
+
+@pytest.mark.parametrize(
+    "layout", ["pp2:2", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("ddp+pp2:4", "fsdp+pp2:4"))]
+)
+def test_a_stage_may_have_nothing_to_train(tmp_path: Path, given: dict[str, Any], layout: str) -> None:
+    """A large head is a stage of its own, and frozen."""
+    folders.folder(tmp_path / "model", num_hidden_layers=2)
+    settings = {**given, "init_ckpt": str(tmp_path / "model"), "lr_schedule": "constant"}
+    wanted = curve(tmp_path / "alone", settings, "single:1")
+    found = curve(tmp_path / "run", settings, layout, train_steps=2)
+    same(found | curve(tmp_path / "run", settings, layout), wanted)
+
+
+def test_a_run_goes_on_with_its_own_adapters_only(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Others would be another training, and its export another model: said with both."""
+    curve(tmp_path, given, "single:1", train_steps=1)
+    others = (("lora_alpha", 24, "alpha=24.0"), ("lora_rank", 0, "None"), ("lora_targets", "q_proj", "'q_proj'"))
+    for name, value, found in others:
+        with pytest.raises(ConfigError, match=f"adapters that this run was begun with.*alpha=12.*{found}"):
+            train(LLMConfig.of({**given, "output_dir": str(tmp_path), "strategy": "single", name: value}))
+    kept = Lora.read(tmp_path / folder.KEPT)
+    assert kept is not None
+    curve(tmp_path, given, "single:1", lora_dropout=0.1, lora_targets=",".join(reversed(kept.targets)))
+
+
+def test_what_an_attempt_without_a_commit_left_is_not_kept(tmp_path: Path, given: dict[str, Any]) -> None:
+    """The next one begins anew, and may have other adapters, or none."""
+    place = tmp_path / "run"
+    model = Path(given["init_ckpt"])
+    folder.keep(model, model, place, Lora(8, 64, 0.0, ("q_proj",)))
+    folder.keep(model, model, place, Lora(4, 8, 0.0, ("q_proj",)))
+    assert Lora.read(place / folder.KEPT) == Lora(4, 8, 0.0, ("q_proj",))
+    folder.keep(model, model, place)
+    assert Lora.read(place / folder.KEPT) is None
 
 
 def test_only_adapters_move(run: Path, given: dict[str, Any], alone: dict[int, tuple[float, float]]) -> None:

@@ -26,11 +26,14 @@ _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "fl
 
 
 def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None) -> None:
-    """Copy what belongs to the model into the run's folder, and say what is beside it; an earlier attempt's stays."""
+    """Copy what belongs to the model into the run's folder, and say what is beside it. Those of a commit stay."""
     place = run / KEPT
-    if (place / CONFIG).is_file():
+    if begun(run) is not None:
         return
-    place.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(
+        place, ignore_errors=True
+    )  # an attempt that came to no commit may have had another model or adapters
+    place.mkdir(parents=True)
     if adapters is not None:
         (place / lora.FILE).write_text(adapters.text(str(model)), encoding="utf-8")
     for name in reversed(_BESIDE):  # the config last: with it the folder is whole

@@ -61,6 +61,11 @@ class Lora:
         said = json.loads(path.read_text(encoding="utf-8"))
         return cls(said["r"], said["lora_alpha"], said["lora_dropout"], tuple(said["target_modules"]))
 
+    @property
+    def parts(self) -> tuple[int, float, frozenset[str]]:
+        """What belongs to the weights, and may not change once there are some."""
+        return self.rank, self.alpha, frozenset(self.targets)
+
     def text(self, base: str) -> str:
         """The description, as PEFT reads it."""
         said: dict[str, Any] = {
@@ -144,6 +149,21 @@ def of(config: LLMConfig) -> Lora | None:
     alpha = 2.0 * config.lora_rank if config.lora_alpha is None else config.lora_alpha
     targets = tuple(name.strip() for name in config.lora_targets.split(",") if name.strip())
     return Lora(config.lora_rank, alpha, config.lora_dropout, targets)
+
+
+def refuse_others(begun: Path, config: LLMConfig) -> None:
+    """The checkpoint has the factors and not by what they are multiplied: a run goes on with the adapters that it has.
+
+    Raises:
+        ConfigError: the settings ask for others than the folder describes. Drop-out may change.
+    """
+    kept, asked = Lora.read(begun), of(config)
+    if (kept and kept.parts) != (asked and asked.parts):
+        raise ConfigError(
+            "these are not the adapters that this run was begun with",
+            found=f"{kept} in its folder, {asked} asked for",
+            do="set lora_rank, lora_alpha and lora_targets as then, or choose another output_dir",
+        )
 
 
 def adapt(model: Decoder, lora: Lora) -> Decoder:

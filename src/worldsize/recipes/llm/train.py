@@ -45,6 +45,7 @@ def train(config: LLMConfig) -> dict[str, Any]:
             )
     begun = folder.begun(place)
     if begun is not None:
+        lora.refuse_others(begun, config)
         config, checkpoint = config.model_copy(update={"init_ckpt": begun}), begun
     own = impl.chosen(config, checkpoint, _device(config))
     rows = _rows(config, source, own, _say)
