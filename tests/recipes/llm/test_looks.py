@@ -10,7 +10,7 @@ import torch
 
 from tests.recipes.llm import folders
 from tests.recipes.llm.test_train import curve
-from worldsize.errors import ConfigError
+from worldsize.errors import ConfigError, DataError
 from worldsize.recipes.llm import generate, losses
 from worldsize.recipes.llm.config import LLMConfig
 
@@ -61,7 +61,7 @@ def test_a_run_shows_what_it_has_learnt(run: Path) -> None:
     assert found[4][2] == " ab"
 
 
-@pytest.mark.parametrize("layout", ["fsdp:2", "pp2:2", *(pytest.param(each, marks=pytest.mark.matrix) for each in (
+@pytest.mark.parametrize("layout", ["fsdp:2", "pp2:2", "cp2:2", *(pytest.param(each, marks=pytest.mark.matrix) for each in (
     "ddp:2", "tp2:2", "zero3:2"))])  # fmt: skip
 def test_every_layout_shows_the_same(tmp_path: Path, given: dict[str, Any], run: Path, layout: str) -> None:
     """Ranks share three prompts, or work on each together."""
@@ -85,3 +85,18 @@ def test_looks_need_prompts() -> None:
     """Said at the start."""
     with pytest.raises(ConfigError, match="generate_steps without generate_prompts"):
         LLMConfig.of({"generate_steps": "5"})
+
+
+def test_prompts_are_lines_as_editors_see_them(tmp_path: Path) -> None:
+    """Characters that only Python takes for the end of a line are a part of it, and the mark that Windows writes is none."""
+    (tmp_path / "p.txt").write_bytes("\ufeffa\u2028b\r\n\r\nc\x0cd\n".encode())
+    assert generate.prompts(str(tmp_path / "p.txt")) == ["a\u2028b", "c\x0cd"]
+    assert generate.prompts("many words " * 100) == ["many words " * 100]
+
+
+@pytest.mark.parametrize(("content", "found"), [(b"caf\xe9\n", "not UTF-8"), (b"\n \n", "no prompt")])
+def test_a_file_without_prompts_is_said(tmp_path: Path, content: bytes, found: str) -> None:
+    """Before the training, and not at its first look."""
+    (tmp_path / "p.txt").write_bytes(content)
+    with pytest.raises(DataError, match=rf"p\.txt .*{found}"):
+        generate.Looks(str(tmp_path / "p.txt"), 4, folders.tokenizer(), tmp_path)

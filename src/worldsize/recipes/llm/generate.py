@@ -6,6 +6,7 @@ Each new token is one forward pass over the whole text, so every layout of the t
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,27 @@ def go_on(
     return row[0, begin:]
 
 
+def prompts(source: str) -> list[str]:
+    """Those of a file with one a line, or the one that is given.
+
+    Raises:
+        DataError: the file cannot be read, or there is none in it.
+    """
+    path = Path(source)
+    try:
+        # Not splitlines: it ends lines at characters that stand within texts.
+        lines = path.read_text(encoding="utf-8-sig").split("\n") if os.path.isfile(path) else [source]  # noqa: PTH113 - pathlib raises where a prompt is too long for a name
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} holds no prompts: it is not UTF-8", found=str(error), do="write it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read", found=error.strerror or str(error)) from error
+    if not (found := [line for line in lines if line.strip()]):
+        raise DataError(f"{source} holds no prompt", do="write one a line")
+    return found
+
+
 class Looks:
     """Prompts that a training looks at now and then.
 
@@ -66,9 +88,7 @@ class Looks:
     """
 
     def __init__(self, source: str, count: int, tokenizer: Any, place: Path) -> None:
-        path = Path(source)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else [source]
-        self._prompts = [line for line in lines if line.strip()]
+        self._prompts = prompts(source)
         self._data = [encoded(tokenizer, prompt, chat=False) for prompt in self._prompts]
         self._count, self._tokenizer, self._file = count, tokenizer, place / SEEN
 

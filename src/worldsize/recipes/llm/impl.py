@@ -68,7 +68,7 @@ class Native:
         *, cuts: int = 1,
     ) -> None:  # fmt: skip
         self._folder, self._form, self._ways, self._adapters, self._eight = folder, form, ways, adapters, eight
-        self._multiple = ways.parts * cuts if ways.parts > 1 else 1
+        self._multiple = ways.parts * cuts
         self.vocabulary = form.vocabulary
         self._added = 0
         """Parameters of adapters, once they are placed."""
