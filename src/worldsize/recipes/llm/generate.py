@@ -6,7 +6,6 @@ Each new token is one forward pass over the whole text, so every layout of the t
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +63,12 @@ def prompts(source: str) -> list[str]:
     """
     path = Path(source)
     try:
+        there = path.is_file()
+    except OSError:  # a prompt is too long for the name of a file
+        there = False
+    try:
         # Not splitlines: it ends lines at characters that stand within texts.
-        lines = path.read_text(encoding="utf-8-sig").split("\n") if os.path.isfile(path) else [source]  # noqa: PTH113 - pathlib raises where a prompt is too long for a name
+        lines = path.read_text(encoding="utf-8-sig").split("\n") if there else [source]
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} holds no prompts: it is not UTF-8", found=str(error), do="write it as UTF-8"
