@@ -106,6 +106,9 @@ def test_samples_without_anything_to_learn_are_left_out_and_told(tokenizer: Path
     found = rows(path, tokenizer, tmp_path / "cache", said, length=32, packed=False)
     assert len(found) == 3
     assert said[0] == "1 of 4 samples have nothing to learn within 32 tokens: left out (line 3)"
+    path = folders.lines(tmp_path / "t.jsonl", [{"text": ""}, {"text": "ab"}, {"text": ""}])
+    rows(path, tokenizer, tmp_path / "cache", said, length=32)
+    assert said[-1] == "2 of 3 samples have nothing to learn within 32 tokens: left out (line 1, 3)"
     path = folders.lines(tmp_path / "e.jsonl", [long])
     with pytest.raises(DataError, match="no sample has anything to learn within 32 tokens"):
         rows(path, tokenizer, tmp_path / "cache", length=32)
@@ -156,6 +159,17 @@ def test_files_of_tokens_are_full_rows(tmp_path: Path) -> None:
         found[5]
     with pytest.raises(DataError, match="no row of tokens"):
         rows(folder, tmp_path, tmp_path / "cache", length=100)
+
+
+@pytest.mark.parametrize("token", [264, -1])
+def test_a_token_that_the_model_does_not_have_is_said(tmp_path: Path, token: int) -> None:
+    """With its file: on a GPU the embedding would end the process without a word."""
+    np.save(tmp_path / "a.npy", np.arange(8, dtype=np.int32))
+    np.save(tmp_path / "b.npy", np.array([1, 2, 3, token, 5, 6, 7], np.int32))
+    found = rows(tmp_path, tmp_path, tmp_path / "cache", length=3)
+    assert found[1]["labels"].tolist() == [4, 5, 6]
+    with pytest.raises(DataError, match=rf"b\.npy has tokens that the model does not have.*{token}.*263"):
+        found[2]
 
 
 @pytest.mark.parametrize(("there", "found"), [(False, "is not there"), (True, "no files of tokens")])

@@ -147,7 +147,8 @@ class FromLines:
         whole = tokens.learnt is None
         starts, sizes = _split(tokens, self._wanted.length) if whole else _cut(tokens, self._wanted.length)
         kept = _learning(tokens, starts, sizes)
-        dropped = [int(line) for line in tokens.lines[~kept]] if not whole else []
+        lost = tokens.lengths < 2 if whole else ~kept  # noqa: PLR2004 - a text of one token has none that follows
+        dropped = [int(line) for line in tokens.lines[lost]]
         if not kept.any():
             raise DataError(
                 f"{self._path}: no sample has anything to learn within {self._wanted.length} tokens",
@@ -214,12 +215,18 @@ class Stream:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Batch:
-        """One row."""
+        """One row. Raises DataError where it is not of the model's tokens."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         at = int(np.searchsorted(self._ends, index, side="right"))
         start = (index - (int(self._ends[at - 1]) if at else 0)) * self._length
         part = torch.from_numpy(self._values[at][start : start + self._length + 1].astype(np.int64))
+        if not 0 <= part.min() <= part.max() <= self._largest:
+            raise DataError(
+                f"{self._files[at]} has tokens that the model does not have",
+                found=f"{int(part.min())} to {int(part.max())} in a row, the largest is {self._largest}",
+                do="use the model's own tokenizer",
+            )
         return {"tokens": part[:-1], "labels": part[1:]}
 
     def collate(self, rows: list[Batch]) -> Batch:
