@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from tests.integration.program import may_stop
 from tests.pools import pool
 from tests.recipes.llm import folders
+from worldsize.errors import ConfigError, DataError
 from worldsize.recipes.llm.config import LLMConfig
 from worldsize.recipes.llm.train import train
 from worldsize.tools.trial import Layout
@@ -158,3 +159,25 @@ def test_tensor_ranks_have_the_curve_in_every_way(
     """Rows and vocabulary in parts or whole; rows of any length are padded to parts."""
     more = {off: "false", **({"packing": "false"} if "cp" in layout else {})}
     same(curve(tmp_path / "parts", given, layout, **more), curve(tmp_path / "alone", given, "single:1", **more))
+
+
+@pytest.mark.parametrize(("share", "found"), [("1", "none to train on"), ("0.001", "none to evaluate on")])
+def test_a_share_that_leaves_no_rows_is_refused(
+    tmp_path: Path, given: dict[str, Any], share: str, found: str
+) -> None:
+    """Neither a training without rows, nor one that is never evaluated though that was asked for."""
+    settings = {**given, "output_dir": str(tmp_path), "strategy": "single", "eval_share": share, "eval_steps": 1}
+    with pytest.raises(DataError, match=rf"eval_share {share}.* {found}"):
+        train(LLMConfig.of(settings))
+
+
+def test_no_epochs_are_no_training() -> None:
+    """Nought is not taken for one, and many are not rounded."""
+    with pytest.raises(ConfigError, match="epochs is below 1"):
+        LLMConfig.of({"epochs": "0"})
+    assert [LLMConfig.of({"epochs": each}).duration for each in ("2", "3.0", "1234567")] == [
+        "2ep",
+        "3ep",
+        "1234567ep",
+    ]
+    assert LLMConfig.of({}).duration == "1ep"

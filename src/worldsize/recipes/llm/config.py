@@ -59,7 +59,7 @@ class LLMConfig(Given):
 
     train_steps: Annotated[int | None, by(fields.count, 1)] = None
     """How many steps are made."""
-    epochs: Annotated[float | None, by(fields.number)] = None
+    epochs: Annotated[float | None, by(fields.number, 1.0)] = None
     """How often the data is gone through, in place of train_steps. Not given: once."""
     global_batch: Count = 8
     """Rows of a step, over all ranks."""
@@ -208,7 +208,7 @@ class LLMConfig(Given):
         """As `Run` takes it."""
         if self.train_steps is not None:
             return f"{self.train_steps}st"
-        return f"{self.epochs or 1:g}ep"
+        return f"{self.epochs or 1:.15g}ep"
 
 
 def _both(one: str, first: Any, other: str, second: Any) -> ConfigError:

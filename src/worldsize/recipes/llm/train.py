@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import worldsize as ws
+from worldsize.errors import DataError
 from worldsize.recipes.llm import data, fitting, folder, fp8, impl, lora, zero
 from worldsize.recipes.llm.generate import Looks
 from worldsize.recipes.llm.meter import Meter
@@ -135,6 +136,11 @@ def _parted(config: LLMConfig, rows: Any, own: impl.Impl) -> tuple[Any, Any]:
     if config.eval_data is not None:
         return rows, _rows(config, config.eval_data, own, _say)
     count = round(len(rows) * config.eval_share)
+    if count == len(rows) or (config.eval_share and config.eval_steps and not count):
+        raise DataError(
+            f"eval_share {config.eval_share:g} leaves none to {'train' if count else 'evaluate'} on",
+            found=f"{len(rows):,} rows", do="choose another share, or give --eval_data",
+        )  # fmt: skip
     if not count:
         return rows, None
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
