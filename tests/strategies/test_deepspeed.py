@@ -118,6 +118,26 @@ def test_frozen_and_tied_parameters(strategy: str, build: type[nn.Module], two: 
     _same(two.run(_fit, tmp_path / "ranks", strategy, build), _alone(tmp_path / "one", build))
 
 
+def _frozen_apart(model: nn.Module) -> torch.optim.Optimizer:
+    """A group in which nothing is trained, before one with both."""
+    inside = {True: list[nn.Parameter](), False: list[nn.Parameter]()}
+    for name, value in model.named_parameters():
+        inside[name.startswith("blocks.1.")].append(value)
+    return torch.optim.AdamW([{"params": inside[each]} for each in (True, False)], lr=1e-2)
+
+
+@pytest.mark.parametrize("strategy", ["zero0", "zero2"])
+def test_a_run_with_frozen_parameters_goes_on(strategy: str, two: RankPool, tmp_path: Path) -> None:
+    """DeepSpeed's optimizer has the trained ones only, and counts them by itself."""
+    how = (strategy, Frozen, _frozen_apart)
+    two.run(_fit, tmp_path / "ranks", *how, duration="1ep")
+    wanted = _alone(tmp_path / "one", *how[1:])
+    _same(
+        two.run(_fit, tmp_path / "ranks", *how),
+        {**wanted, **{name: wanted[name][3:] for name in ("losses", "norms")}},
+    )
+
+
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 

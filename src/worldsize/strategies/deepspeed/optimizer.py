@@ -94,11 +94,15 @@ class PartitionedOptimizer(Optimizer):
         Raises:
             CheckpointError: the state differs between parameters where DeepSpeed keeps one for all of them.
         """
+        values = [value for group in self.param_groups for value in group["params"]]
+        saved = {value: state_dict["state"][at] for at, value in enumerate(values) if at in state_dict["state"]}
         if self._fragments is None:
-            self._made.load_state_dict(state_dict)
+            # It has the trained parameters only, and counts them by itself.
+            own = self._made.state_dict()["param_groups"]
+            held = [value for group in self._made.param_groups for value in group["params"]]
+            state = {at: saved[value] for at, value in enumerate(held) if value in saved}
+            self._made.load_state_dict({"state": state, "param_groups": own})
         else:
-            values = [value for group in self.param_groups for value in group["params"]]
-            saved = {value: state_dict["state"][at] for at, value in enumerate(values) if at in state_dict["state"]}
             assert isinstance(self.state, _States)
             self.state.load(saved, [value for value in values if value.requires_grad])
         for group, before in zip(self.param_groups, state_dict["param_groups"], strict=True):
