@@ -92,6 +92,15 @@ class Custom(nn.Sequential):
         super().__init__(nn.Linear(WIDTH, WIDTH), Squares(), Unit(), Squares(), Unit(), nn.Linear(WIDTH, 3), Three())
 
 
+class Still(Written):
+    """Nothing before its last units is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for part in (self.first, self.norm, self.units[0]):
+            part.requires_grad_(requires_grad=False)
+
+
 class Three(nn.Module):
     """Squares at the very end of a stage."""
 

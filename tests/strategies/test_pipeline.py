@@ -53,6 +53,15 @@ def test_stages_are_laid_over_ranks_by_another_strategy(layout: dict[str, str]) 
     _same(task, ran(task, 4), _alone("written"))
 
 
+@pytest.mark.parametrize("strategy", [None, "ddp", "fsdp"])
+def test_a_stage_may_be_frozen(strategy: str | None) -> None:
+    """No backward pass goes through it: its weights stay in their shards, and the norm is no less exact where it lies."""
+    task = Task(chains.Still, steps=4)
+    wanted = ran(task, 1)[0]
+    layout = replace(task, sizes=PP | {"strategy": strategy}, options={"split": ["units.1"]})
+    _same(task, ran(layout, 4 if strategy else 2), wanted)
+
+
 def test_each_rank_holds_its_own_stages_only() -> None:
     """Names, class and the parameters to train: a part of the whole on each rank, and no part twice."""
     first, last = ran(Task(sizes=PP), 2)

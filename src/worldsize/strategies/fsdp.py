@@ -226,9 +226,11 @@ class _Entry:
 
     def _watch(self, output: Any) -> None:
         self.used.watch()
-        for value in tensors(output):
-            if value.requires_grad:
-                value.register_hook(self._passing)
+        passed = [value for value in tensors(output) if value.requires_grad]
+        for value in passed:
+            value.register_hook(self._passing)
+        if not passed:  # all that is computed here is frozen: no backward pass will free whole parameters
+            self._model.reshard()
 
     def _passing(self, grad: Tensor) -> None:
         del grad

@@ -152,7 +152,8 @@ class Pipeline(Strategy):
         mine = self._inner.norm(grads)
         squared = mine.double().square()
         dist.all_reduce(squared, group=self._lined().wire.group)
-        return squared.sqrt().to(mine.dtype)
+        # A rank whose stages are frozen has no gradients to say what they are.
+        return squared.sqrt().to(mine.dtype if grads else self.setting.precision.parameters)
 
     def names(self, model: nn.Module) -> list[str]:
         """All parameters of the whole model in its order, on every rank."""
