@@ -96,3 +96,17 @@ def test_the_same_model_by_both(tmp_path: Path, given: dict[str, Any]) -> None:
     ours = curve(tmp_path / "ours", same, 1)
     theirs = curve(tmp_path / "theirs", {**same, "model_impl": "transformers"}, 1)
     assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [({"model_type": "nonesuch"}, "nonesuch"), ({"model_type": "t5"}, "T5Config"), ({}, "model_type")],
+)
+def test_what_transformers_does_not_make_is_said(tmp_path: Path, said: dict[str, Any], found: str) -> None:
+    """In one line, in a training as for looking at a model."""
+    folders.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**said, "vocab_size": 264}))
+    with pytest.raises(ConfigError, match=rf"no causal language model of .*{found}"):
+        generate.loaded(str(tmp_path), torch.device("cpu"))
+    with pytest.raises(ConfigError, match=rf"no causal language model of .*{found}"):
+        impl.causal(tmp_path, fresh=False)

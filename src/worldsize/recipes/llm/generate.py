@@ -14,7 +14,7 @@ import torch
 import worldsize as ws
 from worldsize.checkpoint import address, foreign
 from worldsize.errors import ConfigError, DataError
-from worldsize.recipes.llm import data, folder, lora, samples, shape
+from worldsize.recipes.llm import data, folder, impl, lora, samples, shape
 from worldsize.recipes.llm.model import Decoder
 
 if TYPE_CHECKING:
@@ -155,9 +155,7 @@ def _bare(beside: Path, device: torch.device) -> tuple[nn.Module, Callable[[Tens
     try:
         form = shape.read(beside)
     except shape.ForeignError:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        other: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(beside), dtype=torch.float32)
+        other = impl.causal(beside, fresh=True, dtype=torch.float32)
         other.to(device).eval()
         return other, lambda tokens: other(input_ids=tokens).logits
     with torch.device("meta"):

@@ -168,13 +168,8 @@ class Transformers:
         """Built whole on every rank; drop-out as its configuration says."""
 
         def build() -> nn.Module:
-            from transformers import AutoConfig, AutoModelForCausalLM
-
             how = {"attn_implementation": self._kernel, "dtype": torch.float32}
-            if fresh:
-                made: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self._folder), **how)
-            else:
-                made = AutoModelForCausalLM.from_pretrained(self._folder, local_files_only=True, **how)
+            made = causal(self._folder, fresh=fresh, **how)
             made.config.use_cache = False
             self._count = sum(value.numel() for value in made.parameters())
             found: nn.Module = made.train()
@@ -193,6 +188,26 @@ class Transformers:
 
     def moved(self, model: nn.Module) -> None:
         """See `Impl`."""
+
+
+def causal(folder: Path, *, fresh: bool, **how: Any) -> Any:
+    """What transformers makes of a folder, with its weights or fresh ones; nothing is fetched.
+
+    Raises:
+        ConfigError: it knows no such model, or the folder lacks weights.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, __version__
+
+    try:
+        if fresh:
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True), **how)
+        return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **how)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"transformers {__version__} makes no causal language model of {folder}",
+            found=str(error).splitlines()[0],
+            do="see its config.json and weights, or whether a newer transformers knows it",
+        ) from error
 
 
 def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
