@@ -43,6 +43,13 @@ def test_what_was_written_comes_back(scratch: Path, records: list[Any]) -> None:
     assert list(Lines(scratch, anything)) == list(enumerate(records, 1))
 
 
+def test_a_file_that_is_marked_as_utf_8(tmp_path: Path) -> None:
+    """By three bytes at its begin, as some editors do: they are no part of the first line."""
+    path = tmp_path / "marked.jsonl"
+    path.write_text("1\n2\n", encoding="utf-8-sig")
+    assert list(Lines(path, numbers)) == [(1, 1), (2, 2)]
+
+
 @given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), max_size=8))
 def test_no_bytes_are_a_traceback(scratch: Path, lines: list[bytes]) -> None:
     """Records, or our error."""

@@ -5,6 +5,7 @@ What is wrong is said with file, line and column, as editors understand it, and 
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -63,8 +64,10 @@ class Lines:
         try:
             with self.path.open("rb") as stream:
                 for number, line in enumerate(stream, 1):
-                    if line.strip():
-                        yield number, line
+                    # Some editors mark their files as UTF-8 by three bytes, which are no part of the first line.
+                    text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                    if text.strip():
+                        yield number, text
         except OSError as error:
             raise DataError(f"{self.path} cannot be read", found=error.strerror or str(error)) from error
 

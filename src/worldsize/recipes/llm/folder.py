@@ -30,9 +30,8 @@ def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None) 
     place = run / KEPT
     if begun(run) is not None:
         return
-    shutil.rmtree(
-        place, ignore_errors=True
-    )  # an attempt that came to no commit may have had another model or adapters
+    # An attempt that came to no commit may have had another model or other adapters.
+    shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     if adapters is not None:
         (place / lora.FILE).write_text(adapters.text(str(model)), encoding="utf-8")
