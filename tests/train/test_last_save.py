@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from worldsize.checkpoint import manifest
 from worldsize.checkpoint.manifest import FOLDER
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from worldsize.runtime import env
 
 PROGRAM = """
 import os, signal, sys, time
@@ -53,6 +51,11 @@ for step in small.steps(run, model):
 """
 
 
+def environment() -> dict[str, str]:
+    """The program imports from this folder of tests."""
+    return {**env.read(), "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
 def program(tmp_path: Path) -> Path:
     """The script."""
     path = tmp_path / "program.py"
@@ -64,7 +67,9 @@ def program(tmp_path: Path) -> Path:
 def test_what_was_being_saved_is_committed(tmp_path: Path, how: str, code: int) -> None:
     """Whichever way it ends, with its own code, and nothing half is left."""
     words = [str(program(tmp_path)), str(tmp_path / "run"), how, "30"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, *words], env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == code, done.stderr
     assert [manifest.step_of(path) for path in manifest.committed(tmp_path / "run")] == [2], done.stderr
     assert [path.name for path in (tmp_path / "run" / FOLDER).iterdir() if path.name.startswith(".")] == []
@@ -74,7 +79,7 @@ def test_who_is_silent_is_not_waited_for(tmp_path: Path) -> None:
     """A rank that fails ends although another, stopped, never does its part of the save."""
     words = [str(program(tmp_path)), str(tmp_path / "run"), "silent", "2"]
     launch = [sys.executable, "-m", "worldsize", "run", "--nproc-per-node", "2", "--max-restarts", "0", *words]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(launch, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     assert "ValueError: of no use" in done.stderr
     assert manifest.committed(tmp_path / "run") == []

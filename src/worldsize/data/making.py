@@ -213,7 +213,10 @@ def _rows(tensor: torch.Tensor, ids: list[Any]) -> torch.Tensor:
     be awake for more: beside the thread that launches a device's work, and the other ranks' (1.1 times the step, seen).
     """
     rows, same = torch.as_tensor(ids), _WHOLE.get(tensor.itemsize)
-    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
+    # Where a program is planned for, tensors are none that numpy could read.
+    plain = (
+        type(tensor) is type(rows) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
+    )
     odd = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     if same is None or odd or not (plain and tensor.is_contiguous()):
         return tensor[rows]

@@ -318,7 +318,7 @@ class _Unsaved:
     """The writer of checkpoints that are not written."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.close = self.poll = self.wait = _quiet
+        self.close = self.finish = self.hold = self.poll = self.wait = _quiet
 
 
 def _real(method: Callable[..., Any]) -> Callable[..., Any]:
