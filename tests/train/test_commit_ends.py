@@ -64,9 +64,9 @@ def test_the_slowest_save_tells_how_much_time_the_last_one_needs(
         assert run._loop is not None
         committer = run._loop.committer
         for seconds, step in ((0.0, 1.0), (1.0, 1.0), (2400.0, 1.0), (1.0, 1800.0)):
-            committer.longest, committer.taken = seconds, deque([step])
+            committer.checkpointer.slowest, committer.taken = seconds, deque([step])
             asked.append(committer.must_end)
-        committer.longest = 0.0
+        committer.checkpointer.slowest = 0.0
 
     small.train(tmp_path, after, duration="1ep")
     assert asked[:4] == [False, False, True, True]

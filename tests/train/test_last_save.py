@@ -21,18 +21,22 @@ from tests.train import small
 from worldsize.checkpoint import disk, save
 
 folder, how, save._PATIENCE_S = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-fast = disk.Recorder.write
+fast, finish = disk.Recorder.write, save.Checkpointer.finish
 
 def write(self, data):
     (folder / "saving").touch()
     time.sleep(0.02)
     return fast(self, data)
 
+def told(self):
+    print("waits", flush=True)
+    finish(self)
+
 def wait(name):
     while not (folder / name).exists():
         time.sleep(0.01)
 
-disk.Recorder.write = write
+disk.Recorder.write, save.Checkpointer.finish = write, told
 run = small.make(folder, saving=ws.Saving(every="2st"), duration="4ep")
 model, _ = small.parts(run)
 for step in small.steps(run, model):
@@ -53,7 +57,7 @@ for step in small.steps(run, model):
 
 def environment() -> dict[str, str]:
     """The program imports from this folder of tests."""
-    return {**env.read(), "PYTHONPATH": str(Path(__file__).parents[2])}
+    return {**env.read(), "PYTHONPATH": f"{Path(__file__).parents[2]}:{env.read().get('PYTHONPATH', '')}"}
 
 
 def program(tmp_path: Path) -> Path:
@@ -65,12 +69,13 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("how", "code"), [("theirs", 1), ("ours", 2), ("exit", 1), ("break", 1)])
 def test_what_was_being_saved_is_committed(tmp_path: Path, how: str, code: int) -> None:
-    """Whichever way it ends, with its own code, and nothing half is left."""
+    """Whichever way it ends, with its own code, waited for once, and nothing half is left."""
     words = [str(program(tmp_path)), str(tmp_path / "run"), how, "30"]
     done = subprocess.run(
         [sys.executable, *words], env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == code, done.stderr
+    assert done.stdout.count("waits") == 1
     assert [manifest.step_of(path) for path in manifest.committed(tmp_path / "run")] == [2], done.stderr
     assert [path.name for path in (tmp_path / "run" / FOLDER).iterdir() if path.name.startswith(".")] == []
 

@@ -154,7 +154,9 @@ class Checkpointer:
         self._outcomes: deque[Outcome] = deque()
         self._unsaid: WorldsizeError | None = None
         self._last: _Request | None = None
-        self._count, self._slowest = 0, 0.0
+        self._count = 0
+        self.slowest = 0.0
+        """Seconds that the slowest save took so far."""
 
     def prepare(self, tensors: Mapping[str, Tensor], *, memory: bool = True) -> Estimate:
         """Collective. Plan the saves of these tensors and make their host memory ready in the background.
@@ -252,7 +254,7 @@ class Checkpointer:
         Raises nothing. The others may be silent for ever: a failed rank must not wait for them.
         """
         if self._thread is not None:
-            self._thread.join(max(_PATIENCE_S, 2 * self._slowest))
+            self._thread.join(max(_PATIENCE_S, 2 * self.slowest))
 
     def close(self) -> None:
         """Collective. Wait for the save under way and give everything back. Raises nothing: see `poll`."""
@@ -327,7 +329,7 @@ class Checkpointer:
         except Exception as failure:  # noqa: BLE001 a thread has nobody else to tell
             error = self._unsaid = CheckpointError(f"saving {final} failed", found=_told(failure))
         seconds = time.monotonic() - job.began
-        self._slowest = max(self._slowest, seconds)
+        self.slowest = max(self.slowest, seconds)
         self._outcomes.append(
             Outcome(job.request.step, final, error, done.bytes, seconds, job.stall, done.removed, done.note)
         )

@@ -78,10 +78,8 @@ class Lines:
             return None, f"{self.path}:{number}:{error.start + 1}: not UTF-8: byte {line[error.start]:#04x}"
         except json.JSONDecodeError as error:
             return None, f"{self.path}:{number}:{error.colno}: {error.msg}: …{_excerpt(error.doc, error.pos)}"
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # numbers of thousands of digits, lists within lists without end
+        except (ValueError, RecursionError) as error:
+            # Numbers of thousands of digits, lists within lists without end.
             return None, f"{self.path}:{number}:1: {error}"
         problem = self.check(record)
         return record, None if problem is None else f"{self.path}:{number}:1: {problem}"

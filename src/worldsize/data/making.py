@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from worldsize.data.kinds import ByEpoch
-from worldsize.data.packed import packed
+from worldsize.data.packed import packed, plain
 from worldsize.data.tree import digest, outline, pinned, size
 from worldsize.errors import DataError
 from worldsize.runtime.keys import key
@@ -32,7 +32,7 @@ Count = Callable[[Any], Any]
 
 _QUIET = 0x5EED
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What numpy knows too, of as many bytes as any dtype."""
+"""What numpy knows too, by bytes: it knows no bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +212,13 @@ def _rows(tensor: torch.Tensor, ids: list[Any]) -> torch.Tensor:
     torch would share even a small batch among all threads of OpenMP, which then keep their CPUs busy for some milliseconds to
     be awake for more: beside the thread that launches a device's work, and the other ranks' (1.1 times the step, seen).
     """
-    rows, same = torch.as_tensor(ids), _WHOLE.get(tensor.itemsize)
-    # Where a program is planned for, tensors are none that numpy could read.
-    plain = (
-        type(tensor) is type(rows) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
-    )
-    odd = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-    if same is None or odd or not (plain and tensor.is_contiguous()):
+    rows = torch.as_tensor(ids)
+    # Where a program is planned for, indices are none that numpy could read.
+    if type(rows) is not torch.Tensor or not plain(tensor):
         return tensor[rows]
-    return torch.from_numpy(tensor.view(same).numpy().take(rows.numpy(), axis=0)).view(tensor.dtype)
+    return torch.from_numpy(tensor.view(_WHOLE[tensor.itemsize]).numpy().take(rows.numpy(), axis=0)).view(
+        tensor.dtype
+    )
 
 
 def numbers(found: Any) -> dict[str, float]:

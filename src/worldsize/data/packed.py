@@ -91,7 +91,7 @@ def packed(value: Any, *, pin: bool = False) -> Any:
 
     def place(tensor: Tensor) -> Tensor | _Place:
         nonlocal end
-        if not _plain(tensor):
+        if not plain(tensor):
             return tensor
         if id(tensor) not in places:
             places[id(tensor)] = tensor, _Place(end, tuple(tensor.shape), tensor.stride(), tensor.dtype)
@@ -118,7 +118,7 @@ def _block(places: list[tuple[Tensor, _Place]], size: int, *, pin: bool) -> Tens
     return block
 
 
-def _plain(tensor: Tensor) -> bool:
+def plain(tensor: Tensor) -> bool:
     """Whether its bytes in order, its shape and dtype are all there is to it."""
     return (
         type(tensor) is Tensor

@@ -57,8 +57,6 @@ class Committer:
     counted: float = field(default_factory=time.monotonic)
     taken: deque[float] = field(default_factory=lambda: deque(maxlen=3))
     """Seconds that the last steps took; some hold an evaluation."""
-    longest: float = 0.0
-    """Seconds that the slowest save took, on the rank that is told."""
     stalls: dict[int, float] = field(default_factory=dict)
     """Seconds that training stood still, by the step of saves that are under way."""
 
@@ -75,10 +73,10 @@ class Committer:
         A stop signal mostly comes before; this is for saves that take longer than it leaves (`signal_lead`). Two more steps
         may be made before this is looked at again and all ranks know.
         """
-        if self.ends is None or not self.longest:
+        if self.ends is None or not self.checkpointer.slowest:
             return False
         steps = 2 * min(self.taken, default=0.0)
-        return time.time() + steps + _SAFETY * self.longest + _SPARE_S > self.ends
+        return time.time() + steps + _SAFETY * self.checkpointer.slowest + _SPARE_S > self.ends
 
     def due(self, step: Step, at: state.Progress) -> bool:
         """Whether a commit follows this step, as the settings say: the same answer on every rank. Asked once a step."""
@@ -151,7 +149,6 @@ class Committer:
         for outcome in outcomes:
             stall = self.stalls.pop(outcome.step, outcome.stall)
             if outcome.error is None:
-                self.longest = max(self.longest, outcome.seconds)
                 facts = {"seconds": outcome.seconds, "stall": stall, "bytes": outcome.bytes}
                 self.tracker.event("save", step=outcome.step, **facts)
                 self.announce(outcome.path, outcome.step)

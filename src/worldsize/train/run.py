@@ -455,7 +455,9 @@ class Run:
             self._loop.committer.checkpointer.finish()
 
     def _at_exit(self) -> None:
-        self._finish()
+        if failure.reported():
+            return  # what was to be finished is, or was waited for long enough
         # A `break` leaves the loop without an exception: the exit code must still say that work is not committed.
-        if self._problem is not None and not failure.reported():
+        if self._problem is not None:
             failure.end(self._problem)
+        self._finish()

@@ -317,6 +317,8 @@ class _Scores(dict[str, float]):
 class _Unsaved:
     """The writer of checkpoints that are not written."""
 
+    slowest = 0.0
+
     def __init__(self, *_: Any, **__: Any) -> None:
         self.close = self.finish = self.hold = self.poll = self.wait = _quiet
 
