@@ -419,7 +419,7 @@ def test_a_forked_process_does_not_take_the_host_memory_along(tmp_path: Path) ->
     saver = checkpointer(tmp_path, Alone())
     saver.save({"model/w": torch.arange(64 << 18, dtype=torch.float32)}, {}, facts(1), wait=True)
     assert saver._staging is not None
-    start = saver._staging._block.data_ptr()
+    start = saver._staging._memory.pieces[0].data_ptr()
     assert "dc" in flags_of_mapping(start)
     saver.close()
 

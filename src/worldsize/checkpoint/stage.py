@@ -1,20 +1,18 @@
 """Room: host copies of this rank's pieces, as fast as the bus allows. The training stands still for those that it may change.
 
-One block of memory per rank, pinned where tensors live on a CUDA device, is used for every save. Only the pieces
-that this rank writes are copied: with replicas on N ranks, an N-th of the state each.
+The same memory, pinned where tensors live on a CUDA device, is used for every save: see `memory`. Only the pieces that this
+rank writes are copied: with replicas on N ranks, an N-th of the state each.
 """
 
 from __future__ import annotations
 
-import mmap
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from worldsize.checkpoint import disk
 from worldsize.checkpoint.facts import piece_bytes
+from worldsize.checkpoint.memory import HostMemory
 from worldsize.errors import CheckpointError
 from worldsize.runtime.sharded import is_sharded, local
 
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import SavePlan
 
-_ALIGN = 64
 _LOOK_S = 5e-3
-_PORTION = 256 << 20
-"""Bytes that a thread asks the system for at once."""
 
 Ties = tuple[dict[str, str], set[str]]
 """Tensors that are one and the same, later name -> first name; and the names of which a rank cannot tell."""
@@ -41,22 +36,21 @@ class Staging:
         plan: the pieces that this rank writes.
         device: the CUDA device of the tensors, to register the memory with it: copies from it run at full speed then.
             None where they are on the host.
+        gently: take longer, and hold up less what runs on the device.
     """
 
-    def __init__(self, plan: SavePlan, device: torch.device | None) -> None:
+    def __init__(self, plan: SavePlan, device: torch.device | None, *, gently: bool = False) -> None:
         self.plan = plan
-        sizes = [-(-piece_bytes(item.tensor_data) // _ALIGN) * _ALIGN for item in plan.items]
-        self._block = _memory(sum(sizes))
-        self._pinned = device is not None and _register(self._block, device)
-        self._side = torch.cuda.Stream(device) if self._pinned else None
+        sizes = [piece_bytes(item.tensor_data) for item in plan.items]
+        self._memory = HostMemory(sizes, device, gently=gently)
+        self._side = torch.cuda.Stream(device) if self._memory.pinned else None
         self._under: _Under | None = None
         self.torn = False
         """Whether something was changed before `hold` that should not have been: the copies are of no use."""
-        self.copies: dict[MetadataIndex, Tensor] = {}
-        start = 0
-        for item, size in zip(plan.items, sizes, strict=True):
-            self.copies[item.index] = _view(self._block, start, item.tensor_data)
-            start += size
+        self.copies: dict[MetadataIndex, Tensor] = {
+            item.index: _view(piece, item.tensor_data)
+            for item, piece in zip(plan.items, self._memory.pieces, strict=True)
+        }
 
     def fill(self, tensors: Mapping[str, Tensor], later: Collection[str] = ()) -> None:
         """Copy the pieces. When it returns, the training may change its tensors; those named in `later` only after `hold`.
@@ -73,7 +67,7 @@ class Staging:
                 if self._side is not None and shard.is_cuda and item.index.fqn in later:
                     delayed.append((self.copies[item.index], shard))
                     continue
-                self.copies[item.index].copy_(shard, non_blocking=self._pinned)
+                self.copies[item.index].copy_(shard, non_blocking=self._memory.pinned)
                 devices.add(shard.device)
         copied = [torch.cuda.current_stream(device).record_event() for device in devices if device.type == "cuda"]
         self._under = _Under.begin(self._side, delayed) if self._side is not None and delayed else None
@@ -95,10 +89,7 @@ class Staging:
         self.arrive()
         self._under = None
         self.copies.clear()
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
-            self._pinned = False
-        self._block = torch.empty(0, dtype=torch.uint8)
+        self._memory.close()
 
 
 class _Under:
@@ -112,6 +103,9 @@ class _Under:
     @classmethod
     def begin(cls, side: torch.cuda.Stream, pairs: list[tuple[Tensor, Tensor]]) -> _Under:
         """Queue the copies of (host, device), behind what the current stream has to do so far."""
+        # A copy to the device that follows one from it in the same stream waits for all that the copying engine was given up
+        # to then: the next batch for gigabytes of these, and the passes with it (seen on an H200). Behind a kernel it does not.
+        torch.zeros((), device=side.device)
         side.wait_stream(torch.cuda.current_stream(side.device))
         event = torch.cuda.Event()
         with torch.cuda.stream(side), torch.no_grad():
@@ -123,7 +117,7 @@ class _Under:
 
     def arrive(self) -> None:
         """See `Staging.arrive`."""
-        # A thread begins on device 0: see `_register`. And it does not wait inside of CUDA, beside the one that launches work.
+        # A thread begins on device 0: see `memory`. And it does not wait inside of CUDA, beside the one that launches work.
         with torch.cuda.device(self._device):
             while not self.event.query():
                 time.sleep(_LOOK_S)
@@ -137,45 +131,10 @@ class _Under:
         return same
 
 
-def _memory(size: int) -> Tensor:
-    """Host memory that the system has already given, so that neither a copy nor CUDA waits for it page by page.
-
-    In large pages, asked for by several threads: tens of gigabytes take a few seconds instead of a minute. It is left out of
-    forked processes, which would otherwise be given a copy of what is registered with a device.
-    """
-    if not size:
-        return torch.empty(0, dtype=torch.uint8)
-    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for wish in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with suppress(OSError, AttributeError):  # as far as this system knows them
-            area.madvise(getattr(mmap, wish))
-    block = torch.frombuffer(area, dtype=torch.uint8)
-    pages = block.numpy()[:: mmap.PAGESIZE]
-    step = _PORTION // mmap.PAGESIZE
-
-    def ask(start: int) -> None:
-        pages[start : start + step] = 0
-
-    disk.spread(ask, range(0, len(pages), step))
-    return block
-
-
-def _view(block: Tensor, start: int, data: Any) -> Tensor:
-    """A tensor over part of the block, with a storage of its own size: DCP copies any other one before it writes."""
-    shape, dtype, size = data.chunk.sizes, data.properties.dtype, piece_bytes(data)
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    part = torch.frombuffer(block.numpy(), dtype=torch.uint8, count=size, offset=start)
-    return part.view(dtype).view(shape)
-
-
-def _register(block: Tensor, device: torch.device) -> bool:
-    if not block.numel():
-        return False
-    # A thread begins on device 0; asking CUDA for anything there would take memory of a device of another rank.
-    with torch.cuda.device(device):
-        cuda = torch.cuda.cudart()
-        return int(cuda.cudaHostRegister(block.data_ptr(), block.numel(), 0)) == 0
+def _view(piece: Tensor, data: Any) -> Tensor:
+    """A piece of bytes as what is kept there."""
+    shape, dtype = data.chunk.sizes, data.properties.dtype
+    return piece.view(dtype).view(shape) if piece.numel() else torch.empty(shape, dtype=dtype)
 
 
 def cuda_device(tensors: Mapping[str, Tensor]) -> torch.device | None:
