@@ -61,19 +61,20 @@ class Replicas:
             self._compare(step, self._sums())
 
     def _sums(self) -> Tensor:
-        found = [digest(value) for _, value in self._held()]
+        found = [digest(part) for _, _, part in self._held()]
         return torch.stack(found) if found else torch.zeros(0, dtype=torch.int64)
 
-    def _held(self) -> Iterable[tuple[str, Tensor]]:
+    def _held(self) -> Iterable[tuple[str, Tensor, Tensor]]:
+        """Parameters by name, whole and what lies here of them."""
         for placed in self._models.values():
             for name, value in placed.module.named_parameters():
                 part = local(value.detach())
                 if part.numel() and part.device.type != "meta":
-                    yield f"{placed.name}.{name}{_share(value)}", part
+                    yield f"{placed.name}.{name}", value, part
 
     def _compare(self, step: int, sums: Tensor) -> None:
         if self._parts is None:
-            self._parts = self._comm.gather([part for part, _ in self._held()])
+            self._parts = self._comm.gather([name + _share(value) for name, value, _ in self._held()])
         digests = self._comm.gather(sums.tolist())
         if all(parts == self._parts[0] for parts in self._parts) and all(each == digests[0] for each in digests):
             return
