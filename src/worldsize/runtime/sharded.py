@@ -25,15 +25,24 @@ def is_sharded(value: object) -> TypeIs[DTensor]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, where a shard knows a way of its own to be gathered (FSDP2's extensions) without that."""
-    if not is_sharded(tensor):
+    if not is_sharded(tensor) or not hasattr(tensor.to_local(), "fsdp_pre_all_gather"):
         return tensor
-    part: Any = tensor.to_local()
-    if not hasattr(part, "fsdp_pre_all_gather"):
-        return tensor
-    inner = getattr(part, part.__tensor_flatten__()[0][0])
-    return type(tensor).from_local(
-        inner, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return like(held(tensor), tensor)
+
+
+def held(tensor: DTensor) -> torch.Tensor:
+    """The very tensor in which this rank's part of a DTensor lies, the same at each question."""
+    part: Any = tensor._local_tensor  # noqa: SLF001 - to_local gives another one at each question
+    inner: torch.Tensor = part
+    if hasattr(part, "fsdp_pre_all_gather"):
+        inner = getattr(part, part.__tensor_flatten__()[0][0])
+    return inner
+
+
+def like(part: torch.Tensor, whole: DTensor) -> DTensor:
+    """A DTensor of which `part` lies here, laid over ranks as `whole` is."""
+    mesh, placements = whole.device_mesh, whole.placements
+    return type(whole).from_local(part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

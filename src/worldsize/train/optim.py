@@ -15,6 +15,7 @@ import torch
 from worldsize.errors import CheckpointError, ConfigError
 from worldsize.runtime.sharded import is_sharded, plain
 from worldsize.train.plain import empty, join, split
+from worldsize.train.shards import ShardStep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +45,8 @@ class NamedOptimizer:
         }
         self._names: dict[str, nn.Parameter] = {}
         self._slots: dict[str, Any] = {}
+        self.step = ShardStep(optimizer)
+        """Lets the optimizer make a step."""
         for parameter in self.parameters:
             if id(parameter) not in names:
                 raise ConfigError(

@@ -260,7 +260,7 @@ class Turn:
         if self._engine.accept_step(self):
             self._engine.hold()
             for entry in self._trained:
-                entry.optimizer.step()
+                entry.named.step()
             self._engine.after_update(self._trained)
 
     def _clip(self, entry: Trained, divisor: float) -> Tensor | None:
