@@ -98,10 +98,10 @@ def again(strategy: str, folder: Path) -> dict[str, Any]:
     return {"one": runs[0], "two": runs[1]}
 
 
-def switch(first: str, second: str, folder: Path) -> dict[str, Any]:
-    """A training that one strategy begins and another one takes up."""
-    shared = folder / f"{first}-to-{second}"
-    train(shared, strategy=first, steps=HALF)
+def switch(first: str, second: str, folder: Path, **options: Any) -> dict[str, Any]:
+    """A training that one strategy begins, with these options, and another one takes up."""
+    shared = folder / "-".join([first, *options, "to", second])
+    train(shared, strategy=first, steps=HALF, **options)
     return train(shared, strategy=second)
 
 
@@ -137,6 +137,7 @@ def cases() -> dict[str, Case]:
         found[f"{strategy}-resume"] = _in(f"resumed-{strategy}", strategy)
     found["fsdp-offloaded"] = _in("fsdp-offloaded", "fsdp", every=None, offload=True)
     found["ddp-to-fsdp"], found["fsdp-to-ddp"] = partial(switch, "ddp", "fsdp"), partial(switch, "fsdp", "ddp")
+    found["fsdp-offloaded-to-ddp"] = partial(switch, "fsdp", "ddp", offload=True)
     return found
 
 

@@ -28,7 +28,7 @@ PLAN = {
         for what in ("begin", "fp32", "fp64", "bf16", "fp16", "twice", "compiled")
         for strategy in ("ddp", "fsdp")
     ]
-    + ["fsdp-offloaded", "ddp-to-fsdp", "fsdp-to-ddp"],
+    + ["fsdp-offloaded", "ddp-to-fsdp", "fsdp-to-ddp", "fsdp-offloaded-to-ddp"],
     4: ["ddp-fp32", "fsdp-fp32", "ddp-resume", "fsdp-resume"],
 }
 """Ranks -> the cases that one start runs."""

@@ -93,7 +93,7 @@ def test_what_two_gpus_saved_one_goes_on_with(batteries: Batteries) -> None:
 
 
 @TWO
-@pytest.mark.parametrize("case", ["ddp-to-fsdp", "fsdp-to-ddp"])
+@pytest.mark.parametrize("case", ["ddp-to-fsdp", "fsdp-to-ddp", "fsdp-offloaded-to-ddp"])
 def test_a_run_changes_its_strategy(batteries: Batteries, case: str) -> None:
     """What one strategy saved in the background another one goes on with, on the same GPUs."""
     goes_on(batteries, 2, case)

@@ -56,6 +56,21 @@ print(is_sharded(tensor), type(local(tensor)).__name__)
     assert answer(code) == ["True Tensor"]
 
 
+def test_a_part_lies_in_what_is_made_like_another() -> None:
+    """Itself, not a copy: an offloaded one stays where the next step changes it."""
+    code = """
+import torch, torch.distributed as dist
+from worldsize.runtime.sharded import held, like
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+whole = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+part = torch.zeros(2, dtype=torch.float64)
+made = like(part, whole)
+print(held(made) is part, made.dtype, made._spec == torch.zeros_like(whole, dtype=torch.float64)._spec)
+"""
+    assert answer(code) == ["True torch.float64 True"]
+
+
 def test_training_modules_load_no_sharding() -> None:
     """Importing all that a single or ddp training is made of loads neither DTensor nor torch's checkpoints."""
     code = "import sys, worldsize.train.run, worldsize.train.trainer, worldsize.strategies.ddp\n"

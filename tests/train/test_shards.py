@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from copy import deepcopy
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import pytest
 import torch
@@ -142,7 +144,9 @@ class Own(torch.optim.SGD):
     """A class of the program's own may look at whole tensors."""
 
 
-@pytest.mark.parametrize("which", ["own class", "hook", "own step", "laid otherwise", "in other numbers"])
+@pytest.mark.parametrize(
+    "which", ["own class", "hook", "own step", "wrapped step", "laid otherwise", "in other numbers"]
+)
 def test_who_looks_at_whole_tensors_is_given_them(which: str) -> None:
     """Nothing is known of what it does with them."""
 
@@ -154,6 +158,8 @@ def test_who_looks_at_whole_tensors_is_given_them(which: str) -> None:
             optimizer.register_step_pre_hook(lambda *_: None)
         elif which == "own step":
             optimizer.step = partial(optimizer.step)  # type: ignore[method-assign]
+        elif which == "wrapped step":
+            optimizer.step = wraps(type(optimizer).step)(partial(optimizer.step))  # type: ignore[method-assign]
         elif which == "laid otherwise":
             values[0].grad = values[0].grad.redistribute(placements=[Replicate()])
         elif which == "in other numbers":
@@ -226,3 +232,40 @@ def test_a_state_may_be_nothing() -> None:
         return [isinstance(optimizer.state[value]["momentum_buffer"], DTensor) for value in values[:-1]]
 
     assert together(look, 1) == [[True] * 3]
+
+
+def test_a_graph_of_before_the_step_is_out_of_date() -> None:
+    """As it is without shards: its gradients would be those of other weights."""
+
+    def look(comm: Comm) -> str:
+        values = parameters(comm)[:1]
+        optimizer = torch.optim.SGD(values, lr=0.1)
+        loss = values[0].square().sum()
+        pushed(values, 1)
+        ShardStep(optimizer)()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    assert "modified by an inplace operation" in together(look, 1)[0]
+
+
+def test_the_optimizer_ends_with_its_last_name() -> None:
+    """Not with a collection of garbage: the next run may need its state's memory."""
+
+    def look(comm: Comm) -> bool:
+        optimizer = torch.optim.SGD(parameters(comm), lr=0.1)
+        step = ShardStep(optimizer)
+        pushed(optimizer.param_groups[0]["params"], 1)
+        step()
+        ended = ref(optimizer)
+        gc.disable()
+        del optimizer, step
+        try:
+            return ended() is None
+        finally:
+            gc.enable()
+
+    assert together(look, 1) == [True]

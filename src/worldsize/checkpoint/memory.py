@@ -40,19 +40,19 @@ class HostMemory:
         self.pieces: list[Tensor] = []
         """One of uint8 for each size."""
         self._registered: list[Tensor] = []
-        refused = False
-        for group in _groups([-(-size // _ALIGN) * _ALIGN for size in sizes]):
-            area = _area(sum(group))
-            began = time.monotonic()
-            if device is not None and not refused and area.numel():
-                refused = not _register(area, device)
-                self._registered += [] if refused else [area]
-                if gently:
-                    time.sleep(time.monotonic() - began)
-            for start in accumulate(group[:-1], initial=0):
-                self.pieces.append(_part(area, start, sizes[len(self.pieces)]))
-        self.pinned = bool(self._registered) and not refused
+        self.pinned = device is not None
         """Whether all of it is registered with the device."""
+        try:
+            for group in _groups([-(-size // _ALIGN) * _ALIGN for size in sizes]):
+                area = _area(sum(group))
+                if self.pinned and area.numel():
+                    self._register(area, device, gently=gently)
+                for start in accumulate(group[:-1], initial=0):
+                    self.pieces.append(_part(area, start, sizes[len(self.pieces)]))
+        except BaseException:
+            self.close()  # what goes away registered would be taken for what comes to its place
+            raise
+        self.pinned = self.pinned and bool(self._registered)
 
     def close(self) -> None:
         """Give it back."""
@@ -62,15 +62,27 @@ class HostMemory:
         self.pieces.clear()
         self.pinned = False
 
+    def _register(self, area: Tensor, device: torch.device | None, *, gently: bool) -> None:
+        began = time.monotonic()
+        # A thread begins on device 0; asking CUDA for anything there would take memory of a device of another rank.
+        with torch.cuda.device(device):
+            self.pinned = int(torch.cuda.cudart().cudaHostRegister(area.data_ptr(), area.numel(), 0)) == 0
+        if self.pinned:
+            self._registered.append(area)
+        if gently:
+            time.sleep(time.monotonic() - began)
+
 
 def _groups(sizes: Sequence[int]) -> Iterator[list[int]]:
     """The same in order, each group as large as an area, or one piece."""
     group: list[int] = []
+    total = 0
     for size in sizes:
-        if group and sum(group) + size > _AREA:
+        if group and total + size > _AREA:
             yield group
-            group = []
+            group, total = [], 0
         group.append(size)
+        total += size
     if group:
         yield group
 
@@ -103,9 +115,3 @@ def _part(area: Tensor, start: int, size: int) -> Tensor:
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(area.numpy(), dtype=torch.uint8, count=size, offset=start)
-
-
-def _register(area: Tensor, device: torch.device) -> bool:
-    # A thread begins on device 0; asking CUDA for anything there would take memory of a device of another rank.
-    with torch.cuda.device(device):
-        return int(torch.cuda.cudart().cudaHostRegister(area.data_ptr(), area.numel(), 0)) == 0

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     _Signature = tuple[tuple[Any, ...], stage.Ties]
 
 T = TypeVar("T")
+_MEMORY = "worldsize-save-memory"
 _PATIENCE_S = 30.0
 """So long a failed process waits for its first save at most."""
 
@@ -181,7 +182,7 @@ class Checkpointer:
         if memory:
             self._thread = threading.Thread(
                 target=lambda: _captured(lambda: self._ready(tensors, layout, gently=True)),
-                name="worldsize-save-memory",
+                name=_MEMORY,
                 daemon=True,
             )
             self._thread.start()
@@ -260,7 +261,7 @@ class Checkpointer:
 
         Raises nothing. The others may be silent for ever: a failed rank must not wait for them.
         """
-        if self._thread is not None:
+        if self._thread is not None and self._thread.name != _MEMORY:
             self._thread.join(max(_PATIENCE_S, 2 * self.slowest))
 
     def close(self) -> None:

@@ -42,8 +42,9 @@ class Staging:
     def __init__(self, plan: SavePlan, device: torch.device | None, *, gently: bool = False) -> None:
         self.plan = plan
         sizes = [piece_bytes(item.tensor_data) for item in plan.items]
+        side = None if device is None else torch.cuda.Stream(device)
         self._memory = HostMemory(sizes, device, gently=gently)
-        self._side = torch.cuda.Stream(device) if self._memory.pinned else None
+        self._side = side if self._memory.pinned else None
         self._under: _Under | None = None
         self.torn = False
         """Whether something was changed before `hold` that should not have been: the copies are of no use."""

@@ -40,9 +40,13 @@ def held(tensor: DTensor) -> torch.Tensor:
 
 
 def like(part: torch.Tensor, whole: DTensor) -> DTensor:
-    """A DTensor of which `part` lies here, laid over ranks as `whole` is."""
-    mesh, placements = whole.device_mesh, whole.placements
-    return type(whole).from_local(part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    """A DTensor in which `part` itself lies, laid over ranks as `whole` is."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    # `from_local` would copy an offloaded part to the mesh's device.
+    meta = TensorMeta(whole.shape, whole.stride(), part.dtype)
+    spec = DTensorSpec(whole.device_mesh, whole.placements, tensor_meta=meta)
+    return type(whole)(part, spec, requires_grad=False)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

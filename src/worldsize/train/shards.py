@@ -39,8 +39,9 @@ class ShardStep:
         self._optimizer = optimizer
         self._known: dict[Tensor, _Shard] = {}
         if type(optimizer) in _BY_PLACE:
-            # What was loaded takes the place of tensors that nobody should keep.
-            optimizer.register_load_state_dict_post_hook(lambda _: self._known.clear())
+            # What was loaded takes the place of tensors that nobody should keep. Without `self`: it holds the optimizer.
+            known = self._known
+            optimizer.register_load_state_dict_post_hook(lambda _: known.clear())
 
     def __call__(self) -> None:
         """Make a step."""
@@ -68,7 +69,7 @@ class ShardStep:
         own = vars(made).get("step")  # schedules put a counter of calls there, around the class's own
         return (
             type(made) in _BY_PLACE
-            and (own is None or getattr(own, "__wrapped__", None) is type(made).step)
+            and (own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is type(made).step))
             and not any(group.get("differentiable") for group in made.param_groups)
             and not (made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks)  # noqa: SLF001 - torch has no other
             and not (hooks._global_optimizer_pre_hooks or hooks._global_optimizer_post_hooks)  # noqa: SLF001
@@ -89,7 +90,8 @@ class ShardStep:
                         return None
                 if slots:
                     state[mover] = slots
-        self._known = found
+        self._known.clear()
+        self._known.update(found)
         return state if found else None
 
     def _shard(self, value: DTensor) -> _Shard:
@@ -133,7 +135,9 @@ class _Shard:
 
     def leave(self, state: _State, parts: dict[str, Any] | None) -> None:
         """Take the gradient away from the stand-in, and the state that is new to where the parameter's belongs."""
-        self.stand_in.grad = None
+        if self.stand_in.grad is not None:
+            self.stand_in.grad = None
+            torch.autograd.graph.increment_version(self.whole)  # a graph of before the step is out of date
         for key, value in (parts or {}).items():
             if key not in self._parts or self._parts[key] is not value:
                 same = isinstance(value, torch.Tensor) and value.shape == self.part.shape
