@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from worldsize.train.trainer import Trainer
     from worldsize.world import World
 
-__all__ = [  # noqa: RUF022 - in the order of API.md
+__all__ = [  # noqa: RUF022 - in the order in which a program meets them
     "Run", "Trainer", "Saving", "Stall", "Track", "Step", "accuracy", "data", "Duration", "committed", "stop_requested",
     "spawn", "job",
     "slurm_fn", "SlurmConfig", "World", "here", "WorldsizeError", "LayoutError",
