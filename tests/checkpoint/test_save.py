@@ -414,6 +414,25 @@ def test_a_stop_while_saving_waits_for_the_commit(tmp_path: Path) -> None:
     assert [read(path).step for path in committed(tmp_path)] == [1]
 
 
+def test_a_failed_process_does_not_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No save is under way while its memory is made ready, which may take half a minute."""
+    free, made = threading.Event(), stage.Staging
+
+    def slow(*args: Any, **how: Any) -> stage.Staging:
+        free.wait(20)
+        return made(*args, **how)
+
+    monkeypatch.setattr(stage, "Staging", slow)
+    saver = checkpointer(tmp_path, Alone())
+    saver.prepare({"model/w": torch.zeros(4)})
+    assert not saver.busy
+    saver.finish()
+    assert saver._thread is not None
+    assert saver._thread.is_alive()
+    free.set()
+    saver.close()
+
+
 def test_a_forked_process_does_not_take_the_host_memory_along(tmp_path: Path) -> None:
     """What is registered with a device would be copied for every data worker."""
     saver = checkpointer(tmp_path, Alone())

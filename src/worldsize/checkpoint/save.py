@@ -244,7 +244,7 @@ class Checkpointer:
     @property
     def busy(self) -> bool:
         """Whether a save is under way on this rank."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and self._thread.name != _MEMORY and self._thread.is_alive()
 
     def wait(self) -> list[Outcome]:
         """Collective. Wait for the save under way and return what `poll` would. Raises as `save` does."""
@@ -261,7 +261,7 @@ class Checkpointer:
 
         Raises nothing. The others may be silent for ever: a failed rank must not wait for them.
         """
-        if self._thread is not None and self._thread.name != _MEMORY:
+        if self._thread is not None and self.busy:
             self._thread.join(max(_PATIENCE_S, 2 * self.slowest))
 
     def close(self) -> None:

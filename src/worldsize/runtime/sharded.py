@@ -25,7 +25,7 @@ def is_sharded(value: object) -> TypeIs[DTensor]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, where a shard knows a way of its own to be gathered (FSDP2's extensions) without that."""
-    if not is_sharded(tensor) or not hasattr(tensor.to_local(), "fsdp_pre_all_gather"):
+    if not is_sharded(tensor) or held(tensor) is tensor._local_tensor:  # noqa: SLF001 - as below
         return tensor
     return like(held(tensor), tensor)
 

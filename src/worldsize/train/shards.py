@@ -25,7 +25,7 @@ _BY_PLACE = (
     torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
 )  # fmt: skip
 
-_State = dict[Any, dict[str, Any]]
+_State = defaultdict[Any, dict[str, Any]]
 
 
 class ShardStep:
@@ -76,9 +76,9 @@ class ShardStep:
         )
 
     @torch.no_grad()
-    def _entered(self) -> defaultdict[Any, dict[str, Any]] | None:
+    def _entered(self) -> _State | None:
         """The state by stand-ins; None where there is no shard, or one that lies otherwise than its gradient or state."""
-        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        state: _State = defaultdict(dict)
         found: dict[Tensor, _Shard] = {}
         for group in self._optimizer.param_groups:
             for value in group["params"]:
