@@ -17,7 +17,7 @@ from worldsize.errors import ConfigError
 from worldsize.recipes.llm import fp8, frozen, shape
 from worldsize.recipes.llm.config import LLMConfig
 from worldsize.recipes.llm.lora import Adapted, Lora, adapt
-from worldsize.recipes.llm.model import Decoder
+from worldsize.recipes.llm.model import Decoder, Layer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_eight_bits_are_near_sixteen() -> None:
     """Three bits of mantissa forward and two backward; adapters' gradients are computed as ever."""
     states, weight, down, up = operands(torch.bfloat16, 32, (64, 96))
     wanted = frozen.product(states, weight, down, up)
-    found = frozen.product(states, weight, down, up, frozen.rounded(weight))
+    found = frozen.product(states, frozen.rounded(weight), down, up)
     assert 0 < off(found, wanted) < 0.04
     (passed, *own), (before, *others) = gradients(found, states, down, up), gradients(wanted, states, down, up)
     assert 0 < off(passed, before) < 0.08
@@ -101,7 +101,7 @@ def test_eight_bits_are_near_sixteen() -> None:
 def test_a_gradient_may_lie_as_it_likes() -> None:
     """By columns, or one number for all."""
     states, weight, down, up = operands(torch.bfloat16, 32, (64, 96))
-    found = frozen.product(states, weight, down, up, frozen.rounded(weight))
+    found = frozen.product(states, frozen.rounded(weight), down, up)
     slopes = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)
     wanted = torch.autograd.grad(found, states, slopes, retain_graph=True)
     across = slopes.transpose(0, 2).contiguous().transpose(0, 2)
@@ -116,10 +116,10 @@ def test_a_gradient_may_lie_as_it_likes() -> None:
 def test_compiled_it_is_the_same(eight: bool) -> None:
     """In one graph with what stands before it."""
     states, weight, down, up = operands(torch.bfloat16)
-    held = frozen.rounded(weight) if eight else None
+    held = frozen.rounded(weight) if eight else weight
 
     def gated(states: Tensor) -> Tensor:
-        return frozen.product(silu(states), weight, down, up, held)
+        return frozen.product(silu(states), held, down, up)
 
     found, wanted = torch.compile(gated, fullgraph=True)(states), gated(states)
     assert off(found, wanted) < 0.01
@@ -140,7 +140,13 @@ def trained(run_dir: Path, folder: Path, strategy: str, steps: int, *, eight: bo
         run_dir, lambda: adapt(Decoder(shape.read(folder)), LORA), fp8.FrozenEight() if eight else None,
         strategy=strategy, steps=steps, low_frozen=True,
     )  # fmt: skip
-    assert all((each.eight is not None) == eight for each in model.modules() if isinstance(each, Adapted))
+    layers = [each for each in model.modules() if isinstance(each, Layer)]
+    assert len(layers) == 2
+    assert all(
+        (each is not None) == eight
+        for layer in layers
+        for each in (layer.self_attn.together, layer.self_attn.o_proj.eight, layer.mlp.together, layer.mlp.down_proj.eight)
+    )
     return found
 
 

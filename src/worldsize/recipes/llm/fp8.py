@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm.lora import Adapted
+from worldsize.recipes.llm.lora import Adapted, InEight, Together
 from worldsize.recipes.llm.model import Linear
 from worldsize.strategies.base import brief
 
@@ -31,6 +31,8 @@ MULTIPLE = 16
 """Of which the sizes of a projection must be multiples."""
 _LEAST = (8, 9)
 """Compute capability of a GPU that multiplies in eight bits."""
+_JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+"""Projections of the same states, by the module that has them."""
 _GATHERED = ("fsdp", "hsdp")
 _OVER_FROZEN = (None, "single", "ddp")
 _OVER = (*_OVER_FROZEN, *_GATHERED)
@@ -65,7 +67,7 @@ class Eight:
             for name in names:
                 base = layer.get_submodule(name)
                 assert isinstance(base, Linear)
-                if base.in_features % MULTIPLE or base.out_features % MULTIPLE:
+                if not _fits(base):
                     left.append(f"layers.{index}.{name} ({base.out_features} x {base.in_features})")
                     continue
                 layer.set_submodule(name, _projection().over(base, self._config()))
@@ -111,19 +113,28 @@ class FrozenEight(Eight):
         return "frozen projections in fp8"
 
     def convert(self, model: Decoder, say: Callable[[str], None]) -> Decoder:
-        """Mark those that can be."""
-        there = {name: module for name, module in model.named_modules() if isinstance(module, Adapted)}
-        left = [name for name, each in there.items() if each.in_features % MULTIPLE or each.out_features % MULTIPLE]
-        _tell(len(there) - len(left), left, say)
-        for name in there.keys() - left:
-            there[name].in_eight = True
+        """Where sizes allow it: projections of the same states as one, the others alone."""
+        left, count = [], 0
+        for index, layer in enumerate(model.model.layers):
+            there = {name: each for name, each in layer.named_modules() if isinstance(each, Adapted)}
+            fit = {name: each for name, each in there.items() if _fits(each)}
+            left += [f"layers.{index}.{name}" for name in there if name not in fit]
+            count += len(fit)
+            for name, joined in _JOINED.items():
+                if all(f"{name}.{each}" in fit for each in joined):
+                    parts = [fit.pop(f"{name}.{each}") for each in joined]
+                    layer.get_submodule(name).together = Together(*parts)
+            for each in fit.values():
+                each.eight = InEight(each)
+        _tell(count, left, say)
         return model
 
     def moved(self, model: nn.Module) -> None:
         """Round what has changed: once, and after a checkpoint was read."""
         for module in model.modules():
-            if isinstance(module, Adapted) and module.in_eight:
-                module.round_weight()
+            holder = module if isinstance(module, Adapted) else getattr(module, "together", None)
+            if holder is not None and holder.eight is not None:
+                holder.eight.renew()
 
 
 def of(config: LLMConfig, device: torch.device) -> Eight | None:
@@ -156,6 +167,10 @@ def of(config: LLMConfig, device: torch.device) -> Eight | None:
         # The compiler would skip roundings to bf16 on the way to fp8, and find other factors than the backward pass.
         compiler.emulate_precision_casts = True
     return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
+
+
+def _fits(projection: Linear) -> bool:
+    return projection.in_features % MULTIPLE == projection.out_features % MULTIPLE == 0
 
 
 def _tell(count: int, left: list[str], say: Callable[[str], None]) -> None:

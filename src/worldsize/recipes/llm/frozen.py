@@ -42,23 +42,22 @@ def rounded(value: Tensor, kind: torch.dtype = FORWARD) -> Rounded:
     return Rounded((value.float() / factor).clamp(-most, most).to(kind), factor)
 
 
-def product(states: Tensor, weight: Tensor, down: Tensor, up: Tensor, eight: Rounded | None = None) -> Tensor:
+def product(states: Tensor, weight: Tensor | Rounded, down: Tensor, up: Tensor) -> Tensor:
     """A frozen projection with its adapter.
 
     Args:
         states: (..., inputs).
-        weight: (outputs, inputs), frozen.
+        weight: (outputs, inputs), frozen; or the same in eight bits.
         down: (rank, inputs), trained.
         up: (outputs, rank), trained, times what the adapter's part is multiplied by.
-        eight: the weight in eight bits, to compute with in its stead.
 
     Returns:
         (..., outputs), in what autocast says, or the states' dtype.
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-    states, weight, down, up = (value.to(dtype) for value in (states, weight, down, up))
-    held = eight or (weight, None)
+    states, down, up = (value.to(dtype) for value in (states, down, up))
+    held = weight if isinstance(weight, Rounded) else (weight.to(dtype), None)
     found: Tensor = _Product.apply(states.flatten(0, -2), down, up, *held)  # type: ignore[no-untyped-call]
     return found.view(*states.shape[:-1], -1)
 

@@ -89,13 +89,12 @@ class Adapted(Linear):
         "rowwise_sequence": {"lora_A": 1, "lora_B": None},
     }  # fmt: skip
     """Along which dimension tensor ranks split the factors where they split the weight in that way."""
-    in_eight: bool
-    """Whether the frozen weight shall be multiplied in eight bits: what `round_weight` makes."""
-    eight: Rounded | None
+    eight: InEight | None
+    """What is computed with in the frozen weight's stead."""
 
     def __init__(self, base: Linear, lora: Lora) -> None:
         self._times, self._dropout = lora.alpha / lora.rank, lora.dropout
-        self.in_eight, self.eight, self._version = False, None, -1
+        self.eight = None
         super().__init__(base.in_features, base.out_features, bias=base.bias is not None, spread=base.spread)
         self.lora_A = nn.Parameter(self.weight.new_empty(lora.rank, base.in_features))
         self.lora_B = nn.Parameter(self.weight.new_empty(base.out_features, lora.rank))
@@ -118,20 +117,17 @@ class Adapted(Linear):
             seen = functional.dropout(states, self._dropout, self.training) if self._dropout else states
             low = functional.linear(functional.linear(seen, down), up)
             return torch.add(super().forward(states), low, alpha=self._times)
-        found = product(states, local(self.weight), down, self._times * up, self.eight)
-        return found if self.bias is None else found + local(self.bias).to(found.dtype)
+        held = local(self.weight) if self.eight is None else self.eight.whole
+        return self.biased(product(states, held, down, self._times * up))
 
-    def round_weight(self) -> None:
-        """Compute with the frozen weight in eight bits as it is now. Rounds it once, and again only where it has changed."""
-        if self.weight._version == self._version:  # noqa: SLF001 - torch has no other
-            return
-        self._version = self.weight._version  # noqa: SLF001
-        made = rounded(self.weight.detach())
-        if self.eight is None:
-            self.eight = made
-        else:  # where it lies already: compiled layers know the place
-            for into, value in zip(self.eight, made, strict=True):
-                into.copy_(value)
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """(rank, inputs) and (outputs, rank), whole: their product is what the adapter adds to the weight."""
+        return self.lora_A, self._times * self.lora_B
+
+    def biased(self, outputs: Tensor) -> Tensor:
+        """With the projection's bias, where it has one."""
+        return outputs if self.bias is None else outputs + local(self.bias).to(outputs.dtype)
 
     def _factors(self, states: Tensor) -> tuple[Tensor, Tensor]:
         if type(self.lora_A) is nn.Parameter or is_sharded(states) or not is_sharded(self.lora_A):
@@ -140,6 +136,56 @@ class Adapted(Linear):
 
         # The first is whole on each tensor rank, which sees its part of the second: its gradient is a part of the sum.
         return self.lora_A.to_local(grad_placements=[Partial()]), local(self.lora_B)
+
+
+class InEight:
+    """Frozen weights, one below the other, in eight bits.
+
+    Args:
+        parts: of equal inputs.
+    """
+
+    whole: Rounded
+    """Once `renew` was called."""
+
+    def __init__(self, *parts: Adapted) -> None:
+        self._parts = parts
+        self._versions: tuple[int, ...] = ()
+
+    def renew(self) -> None:
+        """Round the weights as they are now, where they have changed."""
+        weights = [part.weight.detach() for part in self._parts]
+        versions = tuple(weight._version for weight in weights)  # noqa: SLF001 - torch has no other
+        if versions == self._versions:
+            return
+        made = rounded(torch.cat(weights))
+        if self._versions:  # where it lies already: compiled layers know the place
+            for into, value in zip(self.whole, made, strict=True):
+                into.copy_(value)
+        else:
+            self.whole = made
+        self._versions = versions
+
+
+class Together:
+    """Projections of the same states as one product in eight bits.
+
+    States are read and rounded once, and parts of their gradient need not be written down to be summed.
+
+    Args:
+        parts: of equal inputs, whole on each rank, without drop-out.
+    """
+
+    def __init__(self, *parts: Adapted) -> None:
+        self._parts, self.eight = parts, InEight(*parts)
+
+    def __call__(self, states: Tensor) -> list[Tensor]:
+        """(samples, length, inputs) -> (samples, length, outputs) of each."""
+        downs, ups = zip(*(part.factors for part in self._parts), strict=True)
+        # One part's columns of the wide factor are nought in the rows of all others.
+        found = product(states, self.eight.whole, torch.cat(downs), torch.block_diag(*ups))
+        outputs = found.split([part.out_features for part in self._parts], dim=-1)
+        return [part.biased(each) for part, each in zip(self._parts, outputs, strict=True)]
 
 
 def of(config: LLMConfig) -> Lora | None:

@@ -21,7 +21,7 @@ from worldsize.recipes.llm.attention import Scaled
 from worldsize.runtime.sharded import is_sharded, local
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -87,7 +87,13 @@ class Embedding(nn.Embedding):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions, keys and values shared by groups of heads."""
+    """Causal self-attention with rotary positions, keys and values shared by groups of heads.
+
+    Attributes:
+        together: gives what query, key and value projections give, where that is computed as one.
+    """
+
+    together: Callable[[Tensor], Sequence[Tensor]] | None = None
 
     def __init__(self, shape: Shape, window: int | None, *, rotated: bool) -> None:
         super().__init__()
@@ -111,10 +117,12 @@ class Attention(nn.Module):
     def forward(self, states: Tensor, turn: tuple[Tensor, Tensor], view: View) -> Tensor:
         """(samples, length, hidden) -> the same."""
         samples, length, _ = states.shape
-        query, key, value = (
-            projected(states).view(samples, length, -1, self.head_dim)
-            for projected in (self.q_proj, self.k_proj, self.v_proj)
+        found = (
+            [projected(states) for projected in (self.q_proj, self.k_proj, self.v_proj)]
+            if self.together is None
+            else self.together(states)
         )
+        query, key, value = (each.view(samples, length, -1, self.head_dim) for each in found)
         if self._normed:
             query, key = self.q_norm(query), self.k_norm(key)
         if self._rotated:
@@ -127,7 +135,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """A gated two-layer network (SwiGLU)."""
+    """A gated two-layer network (SwiGLU).
+
+    Attributes:
+        together: gives what gate and up projections give, where that is computed as one.
+    """
+
+    together: Callable[[Tensor], Sequence[Tensor]] | None = None
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -137,7 +151,10 @@ class MLP(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(samples, length, hidden) -> the same."""
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(states)) * self.up_proj(states))
+        gate, up = (
+            (self.gate_proj(states), self.up_proj(states)) if self.together is None else self.together(states)
+        )
+        out: Tensor = self.down_proj(functional.silu(gate) * up)
         return out
 
 
