@@ -145,7 +145,7 @@ def trained(run_dir: Path, folder: Path, strategy: str, steps: int, *, eight: bo
     assert all(
         (each is not None) == eight
         for layer in layers
-        for each in (layer.self_attn.together, layer.self_attn.o_proj.eight, layer.mlp.together, layer.mlp.down_proj.eight)
+        for each in (layer.self_attn.together, layer.self_attn.o_proj.eight, layer.mlp.together)
     )
     return found
 

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm.lora import Adapted, InEight, Together
+from worldsize.recipes.llm.joined import Gated, InEight, Together
+from worldsize.recipes.llm.lora import Adapted
 from worldsize.recipes.llm.model import Linear
 from worldsize.strategies.base import brief
 
@@ -31,8 +32,6 @@ MULTIPLE = 16
 """Of which the sizes of a projection must be multiples."""
 _LEAST = (8, 9)
 """Compute capability of a GPU that multiplies in eight bits."""
-_JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
-"""Projections of the same states, by the module that has them."""
 _GATHERED = ("fsdp", "hsdp")
 _OVER_FROZEN = (None, "single", "ddp")
 _OVER = (*_OVER_FROZEN, *_GATHERED)
@@ -116,15 +115,16 @@ class FrozenEight(Eight):
         """Where sizes allow it: projections of the same states as one, the others alone."""
         left, count = [], 0
         for index, layer in enumerate(model.model.layers):
-            there = {name: each for name, each in layer.named_modules() if isinstance(each, Adapted)}
-            fit = {name: each for name, each in there.items() if _fits(each)}
-            left += [f"layers.{index}.{name}" for name in there if name not in fit]
+            there = {each: name for name, each in layer.named_modules() if isinstance(each, Adapted)}
+            fit = [each for each in there if _fits(each)]
+            left += [f"layers.{index}.{name}" for each, name in there.items() if each not in fit]
             count += len(fit)
-            for name, joined in _JOINED.items():
-                if all(f"{name}.{each}" in fit for each in joined):
-                    parts = [fit.pop(f"{name}.{each}") for each in joined]
-                    layer.get_submodule(name).together = Together(*parts)
-            for each in fit.values():
+            attention, mlp = layer.self_attn, layer.mlp
+            if parts := _taken(fit, attention, "q_proj", "k_proj", "v_proj"):
+                attention.together = Together(*parts)
+            if mlp.gate_proj.bias is None and (parts := _taken(fit, mlp, "gate_proj", "up_proj", "down_proj")):
+                mlp.together = Gated(*parts)
+            for each in fit:
                 each.eight = InEight(each)
         _tell(count, left, say)
         return model
@@ -132,9 +132,9 @@ class FrozenEight(Eight):
     def moved(self, model: nn.Module) -> None:
         """Round what has changed: once, and after a checkpoint was read."""
         for module in model.modules():
-            holder = module if isinstance(module, Adapted) else getattr(module, "together", None)
-            if holder is not None and holder.eight is not None:
-                holder.eight.renew()
+            held = module.eight if isinstance(module, Adapted) else getattr(module, "together", None)
+            if held is not None:
+                held.renew()
 
 
 def of(config: LLMConfig, device: torch.device) -> Eight | None:
@@ -167,6 +167,16 @@ def of(config: LLMConfig, device: torch.device) -> Eight | None:
         # The compiler would skip roundings to bf16 on the way to fp8, and find other factors than the backward pass.
         compiler.emulate_precision_casts = True
     return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
+
+
+def _taken(of: list[Adapted], module: nn.Module, *names: str) -> list[Adapted]:
+    """Take a module's projections of these names out of a list; none where not all are in it."""
+    found = [each for each in of if any(each is getattr(module, name) for name in names)]
+    if len(found) < len(names):
+        return []
+    for each in found:
+        of.remove(each)
+    return found
 
 
 def _fits(projection: Linear) -> bool:

@@ -35,10 +35,11 @@ class Rounded(NamedTuple):
     factor: Tensor
 
 
-def rounded(value: Tensor, kind: torch.dtype = FORWARD) -> Rounded:
-    """Its largest value becomes the format's largest."""
+def rounded(value: Tensor, kind: torch.dtype = FORWARD, largest: Tensor | None = None) -> Rounded:
+    """Its largest value becomes the format's largest. `largest`: that value, where it is known."""
     most = torch.finfo(kind).max
-    factor = value.abs().amax().float().clamp(min=_LEAST) / most
+    largest = value.abs().amax() if largest is None else largest
+    factor = largest.float().clamp(min=_LEAST) / most
     return Rounded((value.float() / factor).clamp(-most, most).to(kind), factor)
 
 
@@ -71,28 +72,39 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         low = states @ down.t()
         ctx.save_for_backward(states, down, up, weight, factor, low)
-        return _whole(states, FORWARD, (weight.t(), factor), (low, up.t()))
+        if factor is None:
+            found: Tensor = _sum(states, weight.t(), low, up.t())
+            return found
+        return product_of_eight(rounded(states), Rounded(weight.t(), factor), states.dtype, (low, up.t()))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, down, up, weight, factor, low = ctx.saved_tensors
-        thin = gradient @ up
-        passed = _whole(gradient, BACKWARD, (weight, factor), (thin, down)) if ctx.needs_input_grad[0] else None
+        thin, passed = gradient @ up, None
+        if ctx.needs_input_grad[0] and factor is None:
+            passed = _sum(gradient, weight, thin, down)
+        elif ctx.needs_input_grad[0]:
+            sent = rounded(gradient, BACKWARD)
+            passed = product_of_eight(sent, Rounded(weight, factor), gradient.dtype, (thin, down))
         return passed, thin.t() @ states, gradient.t() @ low, None, None
 
 
-def _whole(
-    left: Tensor, kind: torch.dtype, right: tuple[Tensor, Tensor | None], thin: tuple[Tensor, Tensor]
+def product_of_eight(
+    left: Rounded, right: Rounded, dtype: torch.dtype, beside: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    values, factor = right
-    if factor is None:
-        found: Tensor = _sum(left, values, *thin)
-    else:
-        own = rounded(left, kind)
-        # Turned here and not in the operation: a compiler writes a kernel for it that is several times as fast as the copy.
-        columns = values if values.stride(0) == 1 else values.t().contiguous().t()
-        found = _sum_of_eight(own.values, columns, own.factor, factor, *thin)
+    """A product in eight bits, with that of two thin matrices of `dtype` added to it where they are given.
+
+    Args:
+        left: (rows, inner).
+        right: (inner, columns).
+        dtype: of what is found.
+        beside: (rows, rank), (rank, columns).
+    """
+    values = right.values
+    # Turned here and not in the operation: a compiler writes a kernel for it that is several times as fast as the copy.
+    columns = values if values.stride(0) == 1 else values.t().contiguous().t()
+    found: Tensor = _sum_of_eight(left.values, columns, left.factor, right.factor, dtype, *(beside or (None, None)))
     return found
 
 
@@ -107,17 +119,19 @@ def _sum(left: Tensor, right: Tensor, thin: Tensor, low: Tensor) -> Tensor:
 
 @torch.library.custom_op(
     "worldsize::sum_of_products_of_eight", mutates_args=(),
-    schema="(Tensor left, Tensor right, Tensor left_factor, Tensor right_factor, Tensor thin, Tensor low) -> Tensor",
+    schema="(Tensor left, Tensor right, Tensor left_factor, Tensor right_factor, ScalarType dtype, Tensor? thin, Tensor? low)"
+    " -> Tensor",
 )  # fmt: skip
-def _sum_of_eight(  # noqa: PLR0917 - operations take theirs by position
-    left: Tensor, right: Tensor, left_factor: Tensor, right_factor: Tensor, thin: Tensor, low: Tensor
-) -> Tensor:
+def _sum_of_eight(  # noqa: PLR0913, PLR0917 - operations take theirs by position
+    left: Tensor, right: Tensor, left_factor: Tensor, right_factor: Tensor, dtype: torch.dtype,
+    thin: Tensor | None, low: Tensor | None,
+) -> Tensor:  # fmt: skip
     """The same, the first product in eight bits. GPUs want the factors by rows and by columns."""
     fast = left.dtype is FORWARD
     out: Tensor = torch._scaled_mm(  # noqa: SLF001 - the public one is newer than the oldest torch that this runs on
-        left.contiguous(), right, left_factor, right_factor, out_dtype=thin.dtype, use_fast_accum=fast
+        left.contiguous(), right, left_factor, right_factor, out_dtype=dtype, use_fast_accum=fast
     )
-    return out.addmm_(thin, low)
+    return out if thin is None or low is None else out.addmm_(thin, low)
 
 
 @_sum.register_fake
@@ -126,5 +140,8 @@ def _(left: Tensor, right: Tensor, thin: Tensor, _low: Tensor) -> Tensor:
 
 
 @_sum_of_eight.register_fake
-def _(left: Tensor, right: Tensor, _left_factor: Tensor, _right_factor: Tensor, thin: Tensor, _low: Tensor) -> Tensor:
-    return thin.new_empty(left.shape[0], right.shape[1])
+def _(  # noqa: PLR0913, PLR0917 - as the operation
+    left: Tensor, right: Tensor, _left_factor: Tensor, _right_factor: Tensor, dtype: torch.dtype,
+    _thin: Tensor | None, _low: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return left.new_empty(left.shape[0], right.shape[1], dtype=dtype)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from worldsize.checkpoint.export import Weights
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm.frozen import product, rounded
+from worldsize.recipes.llm.frozen import product
 from worldsize.recipes.llm.model import Linear
 from worldsize.runtime.sharded import is_sharded, local
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsize.recipes.llm.config import LLMConfig
-    from worldsize.recipes.llm.frozen import Rounded
+    from worldsize.recipes.llm.joined import InEight
     from worldsize.recipes.llm.model import Decoder
 
 FILE = "adapter_config.json"
@@ -136,56 +136,6 @@ class Adapted(Linear):
 
         # The first is whole on each tensor rank, which sees its part of the second: its gradient is a part of the sum.
         return self.lora_A.to_local(grad_placements=[Partial()]), local(self.lora_B)
-
-
-class InEight:
-    """Frozen weights, one below the other, in eight bits.
-
-    Args:
-        parts: of equal inputs.
-    """
-
-    whole: Rounded
-    """Once `renew` was called."""
-
-    def __init__(self, *parts: Adapted) -> None:
-        self._parts = parts
-        self._versions: tuple[int, ...] = ()
-
-    def renew(self) -> None:
-        """Round the weights as they are now, where they have changed."""
-        weights = [part.weight.detach() for part in self._parts]
-        versions = tuple(weight._version for weight in weights)  # noqa: SLF001 - torch has no other
-        if versions == self._versions:
-            return
-        made = rounded(torch.cat(weights))
-        if self._versions:  # where it lies already: compiled layers know the place
-            for into, value in zip(self.whole, made, strict=True):
-                into.copy_(value)
-        else:
-            self.whole = made
-        self._versions = versions
-
-
-class Together:
-    """Projections of the same states as one product in eight bits.
-
-    States are read and rounded once, and parts of their gradient need not be written down to be summed.
-
-    Args:
-        parts: of equal inputs, whole on each rank, without drop-out.
-    """
-
-    def __init__(self, *parts: Adapted) -> None:
-        self._parts, self.eight = parts, InEight(*parts)
-
-    def __call__(self, states: Tensor) -> list[Tensor]:
-        """(samples, length, inputs) -> (samples, length, outputs) of each."""
-        downs, ups = zip(*(part.factors for part in self._parts), strict=True)
-        # One part's columns of the wide factor are nought in the rows of all others.
-        found = product(states, self.eight.whole, torch.cat(downs), torch.block_diag(*ups))
-        outputs = found.split([part.out_features for part in self._parts], dim=-1)
-        return [part.biased(each) for part, each in zip(self._parts, outputs, strict=True)]
 
 
 def of(config: LLMConfig) -> Lora | None:

@@ -138,10 +138,10 @@ class MLP(nn.Module):
     """A gated two-layer network (SwiGLU).
 
     Attributes:
-        together: gives what gate and up projections give, where that is computed as one.
+        together: gives what all of it gives, where that is computed as one.
     """
 
-    together: Callable[[Tensor], Sequence[Tensor]] | None = None
+    together: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -151,10 +151,9 @@ class MLP(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(samples, length, hidden) -> the same."""
-        gate, up = (
-            (self.gate_proj(states), self.up_proj(states)) if self.together is None else self.together(states)
-        )
-        out: Tensor = self.down_proj(functional.silu(gate) * up)
+        if self.together is not None:
+            return self.together(states)
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(states)) * self.up_proj(states))
         return out
 
 
