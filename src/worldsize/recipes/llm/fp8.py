@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from worldsize.errors import ConfigError
+from worldsize.recipes.llm import tensorwise
 from worldsize.recipes.llm.joined import Gated, InEight, Together
 from worldsize.recipes.llm.lora import Adapted
-from worldsize.recipes.llm.model import Linear
+from worldsize.recipes.llm.model import Layer, Linear
 from worldsize.strategies.base import brief
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Eight:
     def __init__(self, scaling: str, *, gathered: bool, emulated: bool = False) -> None:
         self.scaling, self._gathered = scaling, gathered and scaling == "tensorwise"
         self._emulated = emulated
+        self._own = scaling == "tensorwise" and not emulated
 
     def told(self) -> str:
         """What a person hears of it."""
@@ -71,6 +73,8 @@ class Eight:
                     continue
                 layer.set_submodule(name, _projection().over(base, self._config()))
                 count += 1
+            if self._own:
+                _join(layer, _projection(), tensorwise.Joint, tensorwise.MLP)
         _tell(count, left, say)
         return model
 
@@ -119,11 +123,7 @@ class FrozenEight(Eight):
             fit = [each for each in there if _fits(each)]
             left += [f"layers.{index}.{name}" for each, name in there.items() if each not in fit]
             count += len(fit)
-            attention, mlp = layer.self_attn, layer.mlp
-            if parts := _taken(fit, attention, "q_proj", "k_proj", "v_proj"):
-                attention.together = Together(*parts)
-            if mlp.gate_proj.bias is None and (parts := _taken(fit, mlp, "gate_proj", "up_proj", "down_proj")):
-                mlp.together = Gated(*parts)
+            fit = [each for each in fit if each not in _join(layer, Adapted, Together, Gated)]
             for each in fit:
                 each.eight = InEight(each)
         _tell(count, left, say)
@@ -169,17 +169,22 @@ def of(config: LLMConfig, device: torch.device) -> Eight | None:
     return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
 
 
-def _taken(of: list[Adapted], module: nn.Module, *names: str) -> list[Adapted]:
-    """Take a module's projections of these names out of a list; none where not all are in it."""
-    found = [each for each in of if any(each is getattr(module, name) for name in names)]
-    if len(found) < len(names):
-        return []
-    for each in found:
-        of.remove(each)
-    return found
+def _join(layer: nn.Module, kind: type[nn.Linear], joint: Callable[..., Any], mlp: Callable[..., Any]) -> list[nn.Linear]:
+    """Have projections of the same states, and those of the MLP, computed as one, where all of them are of a kind and fit."""
+    assert isinstance(layer, Layer)
+    taken: list[nn.Linear] = []
+    for module, names, made in (
+        (layer.self_attn, ("q_proj", "k_proj", "v_proj"), joint), (layer.mlp, ("gate_proj", "up_proj", "down_proj"), mlp),
+    ):  # fmt: skip
+        parts = [module.get_submodule(name) for name in names]
+        biased = made is mlp and any(part.bias is not None for part in parts)
+        if all(isinstance(part, kind) and _fits(part) for part in parts) and not biased:
+            module.together = made(*parts)
+            taken += parts
+    return taken
 
 
-def _fits(projection: Linear) -> bool:
+def _fits(projection: nn.Linear) -> bool:
     return projection.in_features % MULTIPLE == projection.out_features % MULTIPLE == 0
 
 

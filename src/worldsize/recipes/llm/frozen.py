@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-_LEAST = 1e-12
+LEAST = 1e-12
 """Of a tensor of zeros nothing is divided by zero."""
 
 
@@ -39,7 +39,7 @@ def rounded(value: Tensor, kind: torch.dtype = FORWARD, largest: Tensor | None =
     """Its largest value becomes the format's largest. `largest`: that value, where it is known."""
     most = torch.finfo(kind).max
     largest = value.abs().amax() if largest is None else largest
-    factor = largest.float().clamp(min=_LEAST) / most
+    factor = largest.float().clamp(min=LEAST) / most
     return Rounded((value.float() / factor).clamp(-most, most).to(kind), factor)
 
 

@@ -93,3 +93,148 @@ def backward(raw, low, gate_factor, up_factor, raw_slope, thin_slope, down_facto
         ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=max(16, triton.next_power_of_2(rank)), num_warps=_WARPS,
     )  # fmt: skip
     return slopes, out, most.amax()
+
+
+@triton.jit
+def _gated(gate, up):
+    return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
+def _largest_gated(gate, up, most, count, SIZE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    there = at < count
+    found = _gated(tl.load(gate + at, there, 0.0).to(tl.float32), tl.load(up + at, there, 0.0).to(tl.float32))
+    tl.store(most + tl.program_id(0), tl.max(tl.abs(found)))
+
+
+@triton.jit
+def _round_gated(gate, up, factor, out, count, MOST: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    there = at < count
+    found = _gated(tl.load(gate + at, there, 0.0).to(tl.float32), tl.load(up + at, there, 0.0).to(tl.float32))
+    tl.store(out + at, _rounded(found, tl.load(factor), MOST).to(out.dtype.element_ty), there)
+
+
+@triton.jit
+def _rounded(value, factor, MOST: tl.constexpr):
+    return tl.minimum(tl.maximum(value / factor, -MOST), MOST)
+
+
+@triton.jit
+def _slopes(gate, up, slope):
+    opened = tl.sigmoid(gate)
+    passed = gate * opened
+    return slope * up * (opened + passed * (1.0 - opened)), slope * passed, passed * up
+
+
+@triton.jit
+def _largest_slopes(gate, up, slope, most, count, SIZE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    there = at < count
+    of_gate, of_up, _ = _slopes(
+        tl.load(gate + at, there, 0.0).to(tl.float32),
+        tl.load(up + at, there, 0.0).to(tl.float32),
+        tl.load(slope + at, there, 0.0).to(tl.float32),
+    )
+    tl.store(most + tl.program_id(0), tl.max(tl.maximum(tl.abs(of_gate), tl.abs(of_up))))
+
+
+@triton.jit
+def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    r = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (r < rows)[:, None] & (c < columns)[None, :]
+    return r[:, None] * columns + c[None, :], c[None, :] * rows + r[:, None], there
+
+
+@triton.jit
+def _round_slopes(gate, up, slope, factor, inner_factor, of_gate, of_up, of_gate_turned, of_up_turned, inner_turned,
+                  rows, columns, MOST: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    at, turned, there = _tile(rows, columns, ROWS, COLUMNS)
+    g, u, inner = _slopes(
+        tl.load(gate + at, there, 0.0).to(tl.float32),
+        tl.load(up + at, there, 0.0).to(tl.float32),
+        tl.load(slope + at, there, 0.0).to(tl.float32),
+    )
+    g = _rounded(g, tl.load(factor), MOST).to(of_gate.dtype.element_ty)
+    u = _rounded(u, tl.load(factor), MOST).to(of_gate.dtype.element_ty)
+    inner = _rounded(inner, tl.load(inner_factor), INNER).to(inner_turned.dtype.element_ty)
+    tl.store(of_gate + at, g, there)
+    tl.store(of_up + at, u, there)
+    tl.store(of_gate_turned + turned, g, there)
+    tl.store(of_up_turned + turned, u, there)
+    tl.store(inner_turned + turned, inner, there)
+
+
+@triton.jit
+def _round_both(value, factor, out, out_turned, rows, columns,
+                MOST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    at, turned, there = _tile(rows, columns, ROWS, COLUMNS)
+    found = _rounded(tl.load(value + at, there, 0.0).to(tl.float32), tl.load(factor), MOST).to(out.dtype.element_ty)
+    tl.store(out + at, found, there)
+    tl.store(out_turned + turned, found, there)
+
+
+@triton.jit
+def _turn(value, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    at, turned, there = _tile(rows, columns, ROWS, COLUMNS)
+    tl.store(out + turned, tl.load(value + at, there), there)
+
+
+_SIZE, _SIZE_WARPS = 4096, 8
+_TURNED = (128, 64, 8)
+"""Rows, columns and warps of a tile that is also written by columns."""
+
+
+def _line(count):
+    return (triton.cdiv(count, _SIZE),)
+
+
+def _tiles(rows, columns):
+    return (triton.cdiv(columns, _TURNED[1]), triton.cdiv(rows, _TURNED[0]))
+
+
+def round_gated(gate, up, kind, least):
+    count, grid = gate.numel(), _line(gate.numel())
+    most, out = gate.new_empty(grid, dtype=torch.float32), torch.empty_like(gate, dtype=kind)
+    _largest_gated[grid](gate, up, most, count, SIZE=_SIZE, num_warps=_SIZE_WARPS)
+    end = torch.finfo(kind).max
+    factor = most.amax().clamp_(min=least).div_(end)
+    _round_gated[grid](gate, up, factor, out, count, MOST=end, SIZE=_SIZE, num_warps=_SIZE_WARPS)
+    return out, factor
+
+
+def round_slopes(gate, up, slope, inner_factor, kinds, least):
+    (rows, columns), count, grid = gate.shape, gate.numel(), _line(gate.numel())
+    kind, inner_kind = kinds
+    most = gate.new_empty(grid, dtype=torch.float32)
+    _largest_slopes[grid](gate, up, slope, most, count, SIZE=_SIZE, num_warps=_SIZE_WARPS)
+    end = torch.finfo(kind).max
+    factor = most.amax().clamp_(min=least).div_(end)
+    plain = [torch.empty_like(gate, dtype=kind) for _ in range(2)]
+    turned = [gate.new_empty(columns, rows, dtype=each) for each in (kind, kind, inner_kind)]
+    _round_slopes[_tiles(rows, columns)](
+        gate, up, slope, factor, inner_factor, *plain, *turned, rows, columns,
+        MOST=end, INNER=torch.finfo(inner_kind).max, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2],
+    )  # fmt: skip
+    return *plain, *turned, factor
+
+
+def round_both(value, factor, kind):
+    rows, columns = value.shape
+    out, turned = torch.empty_like(value, dtype=kind), value.new_empty(columns, rows, dtype=kind)
+    _round_both[_tiles(rows, columns)](
+        value, factor, out, turned, rows, columns,
+        MOST=torch.finfo(kind).max, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2],
+    )  # fmt: skip
+    return out, turned
+
+
+def turn(value):
+    rows, columns = value.shape
+    out = value.new_empty(columns, rows)
+    _turn[_tiles(rows, columns)](
+        value.view(torch.uint8), out.view(torch.uint8), rows, columns, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2]
+    )
+    return out

@@ -1,0 +1,247 @@
+"""Room: trained projections in eight bits, one factor a tensor: those of the same states as one, and the gated MLP.
+
+The numbers are those of torchao's projections (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): e4m3 forward, e5m2
+for gradients, factors found anew for each product. What is different is how often tensors are read and written. GPUs multiply
+eight bits row by row, so that each gradient and all that a weight's gradient is made of is wanted by rows and by columns. Both
+are written at once here, states that several projections share are turned once for all of them, and between the products of
+an MLP nothing is written in more than eight bits. On CUDA these passes are kernels of their own (`kernels`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, LEAST, Rounded, rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+
+class Joint:
+    """Projections of the same states.
+
+    Args:
+        parts: with a weight of eight bits, as FSDP gathers it, or one that is rounded at each use.
+    """
+
+    def __init__(self, *parts: nn.Linear) -> None:
+        self._parts = parts
+
+    def __call__(self, states: Tensor) -> list[Tensor]:
+        """(..., inputs) -> (..., outputs) of each."""
+        flat = _low(states).flatten(0, -2)
+        found = _Joint.apply(flat, *(part.weight for part in self._parts))  # type: ignore[no-untyped-call]
+        outputs = [each.view(*states.shape[:-1], -1) for each in found]
+        return [
+            each if part.bias is None else each + part.bias.to(each.dtype)
+            for part, each in zip(self._parts, outputs, strict=True)
+        ]
+
+
+class MLP:
+    """A gated MLP without biases.
+
+    Args:
+        gate, up, down: see `Joint`.
+    """
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> None:
+        self._parts = gate, up, down
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """(..., size) -> the same."""
+        flat = _low(states).flatten(0, -2)
+        found: Tensor = _MLP.apply(flat, *(part.weight for part in self._parts))  # type: ignore[no-untyped-call]
+        return found.view(states.shape)
+
+
+@torch._dynamo.allow_in_graph  # noqa: SLF001 - as torchao's own: what is within a weight is no tensor to dynamo
+class _Joint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        held = rounded(states)
+        ctx.save_for_backward(*held, *weights)
+        return tuple(_forward(held, weight, states.dtype) for weight in weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, factor, *weights = ctx.saved_tensors
+        states = Rounded(_turned(values).t(), factor)
+        passed, of_weights = [], []
+        for gradient, weight in zip(gradients, weights, strict=True):
+            sent, by_columns = _both_ways(gradient)
+            passed.append(_back(sent, weight, gradient.dtype))
+            of_weights.append(_product(by_columns, states, gradient.dtype))
+        return sum(passed[1:], passed[0]), *of_weights
+
+
+@torch._dynamo.allow_in_graph  # noqa: SLF001 - likewise
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        held = rounded(states)
+        opened = [_forward(held, weight, states.dtype) for weight in (gate, up)]
+        inner = Rounded(*_gated(*opened))
+        ctx.save_for_backward(*held, *opened, inner.factor, gate, up, down)
+        return _forward(inner, down, states.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        values, factor, opened_gate, opened_up, inner_factor, gate, up, down = ctx.saved_tensors
+        dtype = gradient.dtype
+        sent, by_columns = _both_ways(gradient)
+        *plain, gate_turned, up_turned, inner_turned, slope = _gated_backward(
+            opened_gate, opened_up, _back(sent, down, dtype), inner_factor
+        )
+        of_down = _product(by_columns, Rounded(inner_turned.t(), inner_factor), dtype)
+        states = Rounded(_turned(values).t(), factor)
+        of_gate, of_up = (_product(Rounded(each, slope), states, dtype) for each in (gate_turned, up_turned))
+        of_states = [_back(Rounded(each, slope), weight, dtype) for each, weight in zip(plain, (gate, up), strict=True)]
+        return of_states[0] + of_states[1], of_gate, of_up, of_down
+
+
+def _low(states: Tensor) -> Tensor:
+    kind = states.device.type
+    return states.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else states
+
+
+def _forward(states: Rounded, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    held = _eight(weight)
+    return _product(states, Rounded(held.values.t(), held.factor), dtype, fast=True)
+
+
+def _back(gradient: Rounded, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    held = _eight(weight)
+    return _product(gradient, Rounded(_turned(held.values).t(), held.factor), dtype)
+
+
+def _eight(weight: Tensor) -> Rounded:
+    """As it was gathered, or rounded now."""
+    if hasattr(weight, "_scale"):
+        return Rounded(weight._data, weight._scale.reciprocal())  # type: ignore[attr-defined]  # noqa: SLF001 - torchao's
+    return rounded(weight.detach())
+
+
+def _product(left: Rounded, right: Rounded, dtype: torch.dtype, *, fast: bool = False) -> Tensor:
+    """The left one by rows, the right one by columns. `fast`: sums of products in less than float32."""
+    found: Tensor = torch._scaled_mm(  # noqa: SLF001 - the public one is newer than the oldest torch that this runs on
+        left.values, right.values, left.factor, right.factor, out_dtype=dtype, use_fast_accum=fast
+    )
+    return found
+
+
+def _both_ways(gradient: Tensor) -> tuple[Rounded, Rounded]:
+    """In eight bits, and the same turned."""
+    gradient = gradient.contiguous()
+    factor = gradient.abs().amax().float().clamp(min=LEAST) / torch.finfo(BACKWARD).max
+    values, turned = _rounded_both(gradient, factor)
+    return Rounded(values, factor), Rounded(turned, factor)
+
+
+@torch.library.custom_op("worldsize::turned", mutates_args=(), schema="(Tensor values) -> Tensor")
+def _turned(values: Tensor) -> Tensor:
+    """(rows, columns) of eight bits -> (columns, rows)."""
+    values = values.contiguous()
+    found: Tensor = _kernels().turn(values) if values.is_cuda else values.t().contiguous()
+    return found
+
+
+@torch.library.custom_op(
+    "worldsize::rounded_both", mutates_args=(), schema="(Tensor gradient, Tensor factor) -> (Tensor, Tensor)"
+)
+def _rounded_both(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, columns) -> the same and (columns, rows), of eight bits."""
+    if gradient.is_cuda:
+        found: tuple[Tensor, Tensor] = _kernels().round_both(gradient, factor, BACKWARD)
+        return found
+    values = _by(gradient.float(), factor, BACKWARD)
+    return values, values.t().contiguous()
+
+
+@torch.library.custom_op(
+    "worldsize::gated_in_eight", mutates_args=(), schema="(Tensor gate, Tensor up) -> (Tensor, Tensor)"
+)
+def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(gate) * up in eight bits, and its factor."""
+    if gate.is_cuda:
+        found: tuple[Tensor, Tensor] = _kernels().round_gated(gate, up, FORWARD, LEAST)
+        return found
+    made = rounded(functional.silu(gate.float()) * up.float())
+    return made.values, made.factor
+
+
+@torch.library.custom_op(
+    "worldsize::gated_in_eight_backward", mutates_args=(),
+    schema="(Tensor gate, Tensor up, Tensor slope, Tensor inner_factor)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def _gated_backward(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
+    """The way back.
+
+    Args:
+        gate: (rows, inner).
+        up: likewise.
+        slope: likewise, the gradient of silu(gate) * up.
+        inner_factor: of that product in eight bits.
+
+    Returns:
+        in eight bits the gradients of gate and up; both turned, (inner, rows); silu(gate) * up turned; and the factor that
+        both gradients have.
+    """
+    if gate.is_cuda:
+        found: tuple[Tensor, ...] = _kernels().round_slopes(gate, up, slope, inner_factor, (BACKWARD, FORWARD), LEAST)
+        return found
+    gate, up, slope = gate.float(), up.float(), slope.float()
+    opened = gate.sigmoid()
+    passed = gate * opened
+    both = slope * up * (opened + passed * (1 - opened)), slope * passed
+    factor = torch.stack(both).abs().amax().clamp(min=LEAST) / torch.finfo(BACKWARD).max
+    plain = [_by(each, factor, BACKWARD) for each in both]
+    inner = _by(passed * up, inner_factor, FORWARD)
+    return *plain, *(each.t().contiguous() for each in (*plain, inner)), factor
+
+
+def _by(value: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
+    most = torch.finfo(kind).max
+    return (value / factor).clamp(-most, most).to(kind)
+
+
+@cache
+def _kernels() -> Any:
+    """Imported where there is CUDA: they need Triton."""
+    from worldsize.recipes.llm import kernels
+
+    return kernels
+
+
+@_turned.register_fake
+def _(values: Tensor) -> Tensor:
+    return values.new_empty(values.shape[1], values.shape[0])
+
+
+@_rounded_both.register_fake
+def _(gradient: Tensor, _factor: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = gradient.shape
+    return gradient.new_empty(rows, columns, dtype=BACKWARD), gradient.new_empty(columns, rows, dtype=BACKWARD)
+
+
+@_gated.register_fake
+def _(gate: Tensor, _up: Tensor) -> tuple[Tensor, Tensor]:
+    return gate.new_empty(gate.shape, dtype=FORWARD), gate.new_empty((), dtype=torch.float32)
+
+
+@_gated_backward.register_fake
+def _(gate: Tensor, _up: Tensor, _slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
+    rows, columns = gate.shape
+    plain = [gate.new_empty(rows, columns, dtype=BACKWARD) for _ in range(2)]
+    turned = [gate.new_empty(columns, rows, dtype=kind) for kind in (BACKWARD, BACKWARD, FORWARD)]
+    return *plain, *turned, torch.empty_like(inner_factor)
