@@ -8,16 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn.functional import linear, silu
 
 from tests.pools import pool
 from tests.recipes.llm import folders
 from tests.recipes.llm.test_fp8 import fitted
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm import fp8, frozen, shape
+from worldsize.recipes.llm import fp8, frozen, joined, shape
 from worldsize.recipes.llm.config import LLMConfig
 from worldsize.recipes.llm.lora import Adapted, Lora, adapt
-from worldsize.recipes.llm.model import Decoder, Layer
+from worldsize.recipes.llm.model import Decoder, Layer, Linear
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +125,63 @@ def test_compiled_it_is_the_same(eight: bool) -> None:
     found, wanted = torch.compile(gated, fullgraph=True)(states), gated(states)
     assert off(found, wanted) < 0.01
     assert off(gradients(found, states)[0], gradients(wanted, states)[0]) < 0.03
+
+
+def adapted(sizes: tuple[int, int], *, bias: bool = False) -> Adapted:
+    """A frozen projection with an adapter that has learnt something."""
+    made = Adapted(Linear(*sizes, bias=bias, spread=0.1), LORA).to(torch.bfloat16)
+    nn.init.normal_(made.lora_B, std=0.1)
+    if made.bias is not None:
+        nn.init.normal_(made.bias)
+    return made.requires_grad_(requires_grad=False)
+
+
+def test_projections_of_the_same_states_are_near_those_alone() -> None:
+    """Together, in eight bits, with biases; with the gradients of states and adapters."""
+    torch.manual_seed(0)
+    parts = [adapted((64, outputs), bias=True) for outputs in (96, 32, 32)]
+    factors = [each.requires_grad_() for part in parts for each in (part.lora_A, part.lora_B)]
+    made = joined.Together(*parts)
+    made.renew()
+    states = torch.randn(2, 10, 64, dtype=torch.bfloat16, requires_grad=True)
+    found, wanted = made(states), [part(states) for part in parts]
+    assert [each.shape for each in found] == [each.shape for each in wanted]
+    near(torch.cat(found, -1), torch.cat(wanted, -1), states, factors)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_an_mlp_is_near_its_parts(compiled: bool) -> None:
+    """The same, of all three projections and what stands between them."""
+    torch.manual_seed(0)
+    gate, up, down = (adapted(sizes) for sizes in ((64, 96), (64, 96), (96, 64)))
+    factors = [each.requires_grad_() for part in (gate, up, down) for each in (part.lora_A, part.lora_B)]
+    made = joined.Gated(gate, up, down)
+    made.renew()
+    states = torch.randn(2, 10, 64, dtype=torch.bfloat16, requires_grad=True)
+    found = torch.compile(made.__call__, fullgraph=True)(states) if compiled else made(states)
+    near(found, down(silu(gate(states)) * up(states)), states, factors)
+
+
+def near(found: Tensor, wanted: Tensor, states: Tensor, factors: list[Tensor]) -> None:
+    """Within what rounding to eight bits does, one gradient after another."""
+    assert 0 < off(found, wanted) < 0.08
+    pairs = zip(gradients(found, states, *factors), gradients(wanted, states, *factors), strict=True)
+    assert all(off(mine, theirs) < 0.12 for mine, theirs in pairs)
+
+
+def test_copies_in_eight_bits_are_made_anew_where_weights_have_changed() -> None:
+    """In their old place, which what is compiled knows."""
+    parts = [adapted((32, 16)) for _ in range(2)]
+    held = joined.InEight(*parts)
+    held.renew()
+    before, place = held.whole.values.clone(), held.whole.values.data_ptr()
+    held.renew()
+    assert torch.equal(held.whole.values.float(), before.float())
+    parts[1].weight.mul_(-1)
+    held.renew()
+    assert held.whole.values.data_ptr() == place
+    assert torch.equal(held.whole.values[16:].float(), -before[16:].float())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Room: layers' projections in eight bits: by torchao; frozen ones by `frozen`. Embedding, head and norms stay in bf16.
+"""Room: layers' projections in eight bits: by torchao, `tensorwise`, `frozen`. Embedding, head and norms stay in bf16.
 
 Micikevicius et al., "FP8 Formats for Deep Learning", 2022. A tensor is multiplied so that its largest value is the format's,
 anew for each product (dynamic scaling): one factor for all of it (tensorwise), or one for each row of a product (rowwise).
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from worldsize.errors import ConfigError
 from worldsize.recipes.llm import tensorwise
+from worldsize.recipes.llm.frozen import FORWARD
 from worldsize.recipes.llm.joined import Gated, InEight, Together
 from worldsize.recipes.llm.lora import Adapted
 from worldsize.recipes.llm.model import Layer, Linear
@@ -25,12 +26,12 @@ from worldsize.strategies.base import brief
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from worldsize.recipes.llm.config import LLMConfig
     from worldsize.recipes.llm.model import Decoder
 
 NAME = "fp8"
-MULTIPLE = 16
-"""Of which the sizes of a projection must be multiples."""
 _LEAST = (8, 9)
 """Compute capability of a GPU that multiplies in eight bits."""
 _GATHERED = ("fsdp", "hsdp")
@@ -71,7 +72,7 @@ class Eight:
                 if not _fits(base):
                     left.append(f"layers.{index}.{name} ({base.out_features} x {base.in_features})")
                     continue
-                layer.set_submodule(name, _projection().over(base, self._config()))
+                layer.set_submodule(name, _projection().over(base, self._config(), own=self._own))
                 count += 1
             if self._own:
                 _join(layer, _projection(), tensorwise.Joint, tensorwise.MLP)
@@ -82,12 +83,10 @@ class Eight:
         """Before a part of the model is sharded: its weights know how they travel. See `worldsize.strategies.base.Options`."""
         if not self._gathered:
             return
-        from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Cast
-
         for module in unit.modules():
             if isinstance(module, _projection()) and type(module.weight) is nn.Parameter:
                 dtype = module.config.cast_config_weight.target_dtype
-                cast = Cast(module.weight.detach(), module.linear_mm_config, dtype)
+                cast = _shard()(module.weight.detach(), module.linear_mm_config, dtype)
                 module.weight = nn.Parameter(cast, requires_grad=module.weight.requires_grad)
 
     def moved(self, model: nn.Module) -> None:
@@ -169,14 +168,16 @@ def of(config: LLMConfig, device: torch.device) -> Eight | None:
     return Eight(config.fp8_scaling, gathered=config.strategy in _GATHERED)
 
 
-def _join(layer: nn.Module, kind: type[nn.Linear], joint: Callable[..., Any], mlp: Callable[..., Any]) -> list[nn.Linear]:
+def _join(
+    layer: nn.Module, kind: type[nn.Linear], joint: Callable[..., Any], mlp: Callable[..., Any]
+) -> list[nn.Linear]:
     """Have projections of the same states, and those of the MLP, computed as one, where all of them are of a kind and fit."""
     assert isinstance(layer, Layer)
     taken: list[nn.Linear] = []
     for module, names, made in (
         (layer.self_attn, ("q_proj", "k_proj", "v_proj"), joint), (layer.mlp, ("gate_proj", "up_proj", "down_proj"), mlp),
     ):  # fmt: skip
-        parts = [module.get_submodule(name) for name in names]
+        parts = [cast("nn.Linear", module.get_submodule(name)) for name in names]
         biased = made is mlp and any(part.bias is not None for part in parts)
         if all(isinstance(part, kind) and _fits(part) for part in parts) and not biased:
             module.together = made(*parts)
@@ -185,7 +186,7 @@ def _join(layer: nn.Module, kind: type[nn.Linear], joint: Callable[..., Any], ml
 
 
 def _fits(projection: nn.Linear) -> bool:
-    return projection.in_features % MULTIPLE == projection.out_features % MULTIPLE == 0
+    return projection.in_features % tensorwise.MULTIPLE == projection.out_features % tensorwise.MULTIPLE == 0
 
 
 def _tell(count: int, left: list[str], say: Callable[[str], None]) -> None:
@@ -214,16 +215,48 @@ def _projection() -> Any:
         """A projection in eight bits, with fresh weights of the model's own spread."""
 
         spread = 0.0
+        joint: tensorwise.Joint | None = None
 
         @classmethod
-        def over(cls, base: Linear, config: Any) -> Projection:
-            """In place of another, with its weights."""
+        def over(cls, base: Linear, config: Any, *, own: bool) -> Projection:
+            """In place of another, with its weights. `own`: computed by `tensorwise`, not by torchao."""
             made: Projection = cls.from_float(base, config)
-            made.spread = base.spread
+            made.spread, made.joint = base.spread, tensorwise.Joint(made) if own else None
             return made
+
+        def forward(self, states: Tensor) -> Tensor:
+            """(..., inputs) -> (..., outputs)."""
+            found: Tensor = super().forward(states) if self.joint is None else self.joint(states)[0]
+            return found
 
         def reset_parameters(self) -> None:
             """As `Linear`."""
             Linear.reset_parameters(self)
 
     return Projection
+
+
+@cache
+def _shard() -> Any:
+    """The class of a sharded weight: torchao's, whose cast before it is gathered is one pass on GPUs in place of three."""
+    from torch.utils._pytree import tree_map_only
+    from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Cast
+
+    class Shard(Cast):  # type: ignore[misc]
+        """A shard."""
+
+        @classmethod
+        def __torch_dispatch__(cls, *args: Any) -> Any:
+            """What torchao makes of it stays of this class."""
+            found = super().__torch_dispatch__(*args)
+            made = lambda each: cls(each._tensor, each._linear_mm_config, each._dtype)  # noqa: E731, SLF001
+            return tree_map_only(Cast, made, found)
+
+        def fsdp_pre_all_gather(self, mesh: Any) -> tuple[Any, Any]:
+            """What travels, and what is needed to understand it."""
+            scale = self._precomputed_scale
+            if scale is None or self._dtype is not FORWARD:
+                return super().fsdp_pre_all_gather(mesh)  # type: ignore[no-any-return]
+            return (tensorwise.scaled(self._tensor, scale),), (scale,)
+
+    return Shard

@@ -122,7 +122,7 @@ def _sum(left: Tensor, right: Tensor, thin: Tensor, low: Tensor) -> Tensor:
     schema="(Tensor left, Tensor right, Tensor left_factor, Tensor right_factor, ScalarType dtype, Tensor? thin, Tensor? low)"
     " -> Tensor",
 )  # fmt: skip
-def _sum_of_eight(  # noqa: PLR0913, PLR0917 - operations take theirs by position
+def _sum_of_eight(  # noqa: PLR0917 - operations take theirs by position
     left: Tensor, right: Tensor, left_factor: Tensor, right_factor: Tensor, dtype: torch.dtype,
     thin: Tensor | None, low: Tensor | None,
 ) -> Tensor:  # fmt: skip
@@ -140,7 +140,7 @@ def _(left: Tensor, right: Tensor, thin: Tensor, _low: Tensor) -> Tensor:
 
 
 @_sum_of_eight.register_fake
-def _(  # noqa: PLR0913, PLR0917 - as the operation
+def _(
     left: Tensor, right: Tensor, _left_factor: Tensor, _right_factor: Tensor, dtype: torch.dtype,
     _thin: Tensor | None, _low: Tensor | None,
 ) -> Tensor:  # fmt: skip

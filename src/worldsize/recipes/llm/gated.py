@@ -4,18 +4,19 @@
 
 What stands between the products is made where it is read: neither gate and up with what their adapters add are written down,
 nor the same of the gradient that comes back through the down projection. Of these two passes over the widest tensors the
-largest value is a by-product, by which the next product rounds; on CUDA they are kernels of their own.
+largest value is a by-product, by which the next product rounds; on CUDA they are kernels of their own
+(`kernels`).
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from worldsize.recipes.llm.checked import Checked
 from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, Rounded, product_of_eight, rounded
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Gated(torch.autograd.Function):
     """Of a matrix of states. What comes out of the first product is kept; what the second begins with is made again."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - torch gives them by position
+    def forward(  # noqa: PLR0917 - torch gives them by position
         ctx: Any, states: Tensor, downs: Tensor, gate_up: Tensor, up_up: Tensor, down_down: Tensor, down_up: Tensor,
         wide: Tensor, wide_factor: Tensor, narrow: Tensor, narrow_factor: Tensor,
     ) -> Tensor:  # fmt: skip
@@ -122,12 +123,7 @@ def _opened(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> tuple[T
     Returns:
         (rows, inner), and its largest value: 0-dim, float32.
     """
-    if raw.is_cuda:
-        found: tuple[Tensor, Tensor] = _kernels().forward(raw, low, gate_up, up_up)
-        return found
-    gate, up = _whole(raw, low, gate_up, up_up)
-    inner = (functional.silu(gate) * up).to(raw.dtype)
-    return inner, inner.abs().amax().float()
+    return _OPENED(raw, low, gate_up, up_up)
 
 
 @torch.library.custom_op(
@@ -153,14 +149,29 @@ def _closed(  # noqa: PLR0917 - operations take theirs by position
         (rows, 2 * inner), the gradient of gate and up; (rows, inner), what went into the down projection; and the gradient's
         largest value: 0-dim, float32.
     """
-    if raw.is_cuda:
-        found: tuple[Tensor, Tensor, Tensor] = _kernels().backward(raw, low, gate_up, up_up, sent, thin, down)
-        return found
+    return _CLOSED(raw, low, gate_up, up_up, sent, thin, down)
+
+
+def _opened_plain(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = _whole(raw, low, gate_up, up_up)
-    slope, opened = sent.float() + thin.float() @ down.float(), gate.sigmoid()
+    inner = (functional.silu(gate) * up).to(raw.dtype)
+    return inner, inner.abs().amax().float()
+
+
+def _closed_plain(  # noqa: PLR0917 - as the operation
+    raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor, sent: Tensor, thin: Tensor, down: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    gate, up = _whole(raw, low, gate_up, up_up)
+    of_gate, of_up, inner = slopes_of(gate, up, sent.float() + thin.float() @ down.float())
+    slopes = torch.cat([of_gate, of_up], dim=-1).to(raw.dtype)
+    return slopes, inner.to(raw.dtype), slopes.abs().amax().float()
+
+
+def slopes_of(gate: Tensor, up: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gate and up where `slope` is that of silu(gate) * up, and that product."""
+    opened = gate.sigmoid()
     passed = gate * opened
-    slopes = torch.cat([slope * up * (opened + passed * (1 - opened)), slope * passed], dim=-1).to(raw.dtype)
-    return slopes, (passed * up).to(raw.dtype), slopes.abs().amax().float()
+    return slope * up * (opened + passed * (1 - opened)), slope * passed, passed * up
 
 
 def _whole(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> list[Tensor]:
@@ -169,12 +180,22 @@ def _whole(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> list[Ten
     return [part.float() + thin.float() @ up.t().float() for part, thin, up in pairs]
 
 
-@cache
-def _kernels() -> Any:
-    """Imported where there is CUDA: they need Triton."""
-    from worldsize.recipes.llm import kernels
+def _example(drawn: torch.Generator) -> tuple[Tensor, ...]:
+    rows, inner, rank = 100, 200, 8
+    shapes = (
+        (rows, 2 * inner),
+        (rows, 2 * rank),
+        (inner, rank),
+        (inner, rank),
+        (rows, inner),
+        (rows, rank),
+        (rank, inner),
+    )
+    return tuple(torch.randn(shape, generator=drawn, device=drawn.device, dtype=torch.bfloat16) for shape in shapes)
 
-    return kernels
+
+_OPENED = Checked("opened", _opened_plain, lambda drawn: _example(drawn)[:4])
+_CLOSED = Checked("closed", _closed_plain, _example)
 
 
 @_opened.register_fake

@@ -1,240 +1,278 @@
-"""Room: the two passes of a gated MLP over its widest tensors, as kernels (Triton, CUDA only). See `gated` for the formulas.
+# ruff: noqa: ANN001, ANN202, N803, PLR0917 - Triton's functions have no types, its constants are written large
+"""Room: passes over a layer's widest tensors as kernels (Triton, CUDA only). What each gives is said in `gated`, `tensorwise`.
 
-Each program has a tile of rows and columns. An adapter's part of it is a product over the adapter's rank, far below what
-reading the tile costs: nowhere are projections with their adapters written down.
+A program has a line of numbers, or a tile of rows and columns. An adapter's part of a tile is a product over the adapter's
+rank, far below what reading the tile costs. e5m2 is made of float16 by whole numbers: in tiles that are also written by
+columns, Triton 3.6's own conversion gave other numbers for these than for those written by rows (seen on an H200).
 """
+
+from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, LEAST
+
+_LINE, _LINE_WARPS = 4096, 8
 _ROWS, _COLUMNS, _WARPS = 16, 128, 4
+_TURNED = (64, 64, 4)
+"""Rows, columns and warps of a tile that is written by columns too."""
+_MOST, _MOST_BACK = torch.finfo(FORWARD).max, torch.finfo(BACKWARD).max
 
 
 @triton.jit
-def _forward(raw, low, gate_factor, up_factor, out, most, rows, columns, rank,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr):  # fmt: skip
-    r = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, RANK)
-    there = (r < rows)[:, None] & (c < columns)[None, :]
-    thin, factor = (r < rows)[:, None] & (k < rank)[None, :], (c < columns)[None, :] & (k < rank)[:, None]
-    at, low_at, factor_at = (
-        r[:, None] * (2 * columns) + c[None, :],
-        r[:, None] * (2 * rank) + k[None, :],
-        c[None, :] * rank + k[:, None],
-    )
-    gate = tl.load(raw + at, there, 0.0).to(tl.float32)
-    gate = tl.dot(tl.load(low + low_at, thin, 0.0), tl.load(gate_factor + factor_at, factor, 0.0), gate)
-    up = tl.load(raw + at + columns, there, 0.0).to(tl.float32)
-    up = tl.dot(tl.load(low + low_at + rank, thin, 0.0), tl.load(up_factor + factor_at, factor, 0.0), up)
-    found = (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty)
-    tl.store(out + r[:, None] * columns + c[None, :], found, there)
-    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(tl.abs(found.to(tl.float32))))
-
-
-@triton.jit
-def _backward(raw, low, gate_factor, up_factor, raw_slope, thin_slope, down_factor, slopes, out, most, rows, columns, rank,
-              ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr):  # fmt: skip
-    r = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, RANK)
-    there = (r < rows)[:, None] & (c < columns)[None, :]
-    thin, factor = (r < rows)[:, None] & (k < rank)[None, :], (c < columns)[None, :] & (k < rank)[:, None]
-    at, narrow_at, low_at, factor_at = (
-        r[:, None] * (2 * columns) + c[None, :],
-        r[:, None] * columns + c[None, :],
-        r[:, None] * (2 * rank) + k[None, :],
-        c[None, :] * rank + k[:, None],
-    )
-    slope = tl.load(raw_slope + narrow_at, there, 0.0).to(tl.float32)
-    slope = tl.dot(
-        tl.load(thin_slope + r[:, None] * rank + k[None, :], thin, 0.0),
-        tl.load(down_factor + k[:, None] * columns + c[None, :], factor, 0.0),
-        slope,
-    )
-    gate = tl.load(raw + at, there, 0.0).to(tl.float32)
-    gate = tl.dot(tl.load(low + low_at, thin, 0.0), tl.load(gate_factor + factor_at, factor, 0.0), gate)
-    up = tl.load(raw + at + columns, there, 0.0).to(tl.float32)
-    up = tl.dot(tl.load(low + low_at + rank, thin, 0.0), tl.load(up_factor + factor_at, factor, 0.0), up)
-    open_ = tl.sigmoid(gate)
-    passed = gate * open_
-    kind = slopes.dtype.element_ty
-    of_gate = (slope * up * (open_ + passed * (1.0 - open_))).to(kind)
-    of_up = (slope * passed).to(kind)
-    tl.store(out + narrow_at, (passed * up).to(kind), there)
-    tl.store(slopes + at, of_gate, there)
-    tl.store(slopes + at + columns, of_up, there)
-    largest = tl.maximum(tl.abs(of_gate.to(tl.float32)), tl.abs(of_up.to(tl.float32)))
-    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(largest))
-
-
-def forward(raw, low, gate_factor, up_factor):
-    """See `gated._forward`."""
-    rows, columns, rank = len(raw), len(gate_factor), gate_factor.shape[1]
-    out = raw.new_empty(rows, columns)
-    grid = (triton.cdiv(columns, _COLUMNS), triton.cdiv(rows, _ROWS))
-    most = raw.new_empty(grid[0] * grid[1], dtype=torch.float32)
-    _forward[grid](
-        raw, low, gate_factor, up_factor, out, most, rows, columns, rank,
-        ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=max(16, triton.next_power_of_2(rank)), num_warps=_WARPS,
-    )  # fmt: skip
-    return out, most.amax()
-
-
-def backward(raw, low, gate_factor, up_factor, raw_slope, thin_slope, down_factor):
-    """See `gated._backward`."""
-    rows, columns, rank = len(raw), len(gate_factor), gate_factor.shape[1]
-    slopes, out = torch.empty_like(raw), raw.new_empty(rows, columns)
-    grid = (triton.cdiv(columns, _COLUMNS), triton.cdiv(rows, _ROWS))
-    most = raw.new_empty(grid[0] * grid[1], dtype=torch.float32)
-    _backward[grid](
-        raw, low, gate_factor, up_factor, raw_slope, thin_slope, down_factor, slopes, out, most, rows, columns, rank,
-        ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=max(16, triton.next_power_of_2(rank)), num_warps=_WARPS,
-    )  # fmt: skip
-    return slopes, out, most.amax()
-
-
-@triton.jit
-def _gated(gate, up):
-    return gate * tl.sigmoid(gate) * up
-
-
-@triton.jit
-def _largest_gated(gate, up, most, count, SIZE: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    there = at < count
-    found = _gated(tl.load(gate + at, there, 0.0).to(tl.float32), tl.load(up + at, there, 0.0).to(tl.float32))
-    tl.store(most + tl.program_id(0), tl.max(tl.abs(found)))
-
-
-@triton.jit
-def _round_gated(gate, up, factor, out, count, MOST: tl.constexpr, SIZE: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    there = at < count
-    found = _gated(tl.load(gate + at, there, 0.0).to(tl.float32), tl.load(up + at, there, 0.0).to(tl.float32))
-    tl.store(out + at, _rounded(found, tl.load(factor), MOST).to(out.dtype.element_ty), there)
-
-
-@triton.jit
-def _rounded(value, factor, MOST: tl.constexpr):
+def _scaled(value, factor, MOST: tl.constexpr):
     return tl.minimum(tl.maximum(value / factor, -MOST), MOST)
 
 
 @triton.jit
-def _slopes(gate, up, slope):
+def _e4m3(value, factor, MOST: tl.constexpr):
+    return _scaled(value, factor, MOST).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def _e5m2(value, factor, MOST: tl.constexpr):
+    """The upper half of float16, rounded to the nearest, ties to even. Bits."""
+    bits = _scaled(value, factor, MOST).to(tl.float16).to(tl.uint16, bitcast=True).to(tl.int32)
+    return ((bits + 127 + ((bits >> 8) & 1)) >> 8).to(tl.uint8)
+
+
+@triton.jit
+def _place(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows (ROWS, 1) and columns (1, COLUMNS) of this program, and which there are."""
+    row = (tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    return row, column, (row < rows) & (column < columns)
+
+
+@triton.jit
+def _store_turned(into, bits, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile, by columns."""
+    row = (tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
+    column = (tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+    tl.store(into + column * rows + row, tl.trans(bits), (row < rows) & (column < columns))
+
+
+@triton.jit
+def _store_most(most, value):
+    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(tl.abs(value.to(tl.float32))))
+
+
+@triton.jit
+def _product(
+    thin, stride, factor, inner_stride, outer_stride, rank, rows, columns, row, column, found, RANK: tl.constexpr
+):
+    """Add a product over the rank to a tile: of `thin`, a row of which is `stride` long, and `factor` by its strides."""
+    k = tl.arange(0, RANK)
+    first = tl.load(thin + row * stride + k[None, :], (row < rows) & (k < rank)[None, :], 0.0)
+    at = k[:, None] * inner_stride + column * outer_stride
+    second = tl.load(factor + at, (column < columns) & (k < rank)[:, None], 0.0)
+    return tl.dot(first, second, found, input_precision="ieee")
+
+
+@triton.jit
+def _gate_and_up(raw, low, gate_up, up_up, rank, rows, columns, row, column, there, RANK: tl.constexpr):
+    """With their adapters."""
+    at = row * (2 * columns) + column
+    gate = tl.load(raw + at, there, 0.0).to(tl.float32)
+    up = tl.load(raw + at + columns, there, 0.0).to(tl.float32)
+    gate = _product(low, 2 * rank, gate_up, 1, rank, rank, rows, columns, row, column, gate, RANK)
+    up = _product(low + rank, 2 * rank, up_up, 1, rank, rank, rows, columns, row, column, up, RANK)
+    return gate, up
+
+
+@triton.jit
+def _back(gate, up, slope):
+    """Gradients of gate and up, and silu(gate) * up."""
     opened = tl.sigmoid(gate)
     passed = gate * opened
     return slope * up * (opened + passed * (1.0 - opened)), slope * passed, passed * up
 
 
 @triton.jit
-def _largest_slopes(gate, up, slope, most, count, SIZE: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    there = at < count
-    of_gate, of_up, _ = _slopes(
-        tl.load(gate + at, there, 0.0).to(tl.float32),
-        tl.load(up + at, there, 0.0).to(tl.float32),
-        tl.load(slope + at, there, 0.0).to(tl.float32),
-    )
-    tl.store(most + tl.program_id(0), tl.max(tl.maximum(tl.abs(of_gate), tl.abs(of_up))))
+def _open(raw, low, gate_up, up_up, out, most, rows, columns, rank,
+          ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr):  # fmt: skip
+    row, column, there = _place(rows, columns, ROWS, COLUMNS)
+    gate, up = _gate_and_up(raw, low, gate_up, up_up, rank, rows, columns, row, column, there, RANK)
+    found = (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty)
+    tl.store(out + row * columns + column, found, there)
+    _store_most(most, found)
 
 
 @triton.jit
-def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    r = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (r < rows)[:, None] & (c < columns)[None, :]
-    return r[:, None] * columns + c[None, :], c[None, :] * rows + r[:, None], there
+def _close(raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, columns, rank,
+           ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr):  # fmt: skip
+    row, column, there = _place(rows, columns, ROWS, COLUMNS)
+    slope = tl.load(sent + row * columns + column, there, 0.0).to(tl.float32)
+    slope = _product(thin, rank, down, columns, 1, rank, rows, columns, row, column, slope, RANK)
+    gate, up = _gate_and_up(raw, low, gate_up, up_up, rank, rows, columns, row, column, there, RANK)
+    of_gate, of_up, inner = _back(gate, up, slope)
+    kind, at = slopes.dtype.element_ty, row * (2 * columns) + column
+    of_gate, of_up = of_gate.to(kind), of_up.to(kind)
+    tl.store(out + row * columns + column, inner.to(kind), there)
+    tl.store(slopes + at, of_gate, there)
+    tl.store(slopes + at + columns, of_up, there)
+    _store_most(most, tl.maximum(tl.abs(of_gate.to(tl.float32)), tl.abs(of_up.to(tl.float32))))
 
 
 @triton.jit
-def _round_slopes(gate, up, slope, factor, inner_factor, of_gate, of_up, of_gate_turned, of_up_turned, inner_turned,
-                  rows, columns, MOST: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    at, turned, there = _tile(rows, columns, ROWS, COLUMNS)
-    g, u, inner = _slopes(
-        tl.load(gate + at, there, 0.0).to(tl.float32),
-        tl.load(up + at, there, 0.0).to(tl.float32),
-        tl.load(slope + at, there, 0.0).to(tl.float32),
-    )
-    g = _rounded(g, tl.load(factor), MOST).to(of_gate.dtype.element_ty)
-    u = _rounded(u, tl.load(factor), MOST).to(of_gate.dtype.element_ty)
-    inner = _rounded(inner, tl.load(inner_factor), INNER).to(inner_turned.dtype.element_ty)
+def _gate_most(gate, up, most, count, LINE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
+    _store_most(most, g * tl.sigmoid(g) * tl.load(up + at, at < count, 0.0).to(tl.float32))
+
+
+@triton.jit
+def _gate_round(gate, up, factor, out, count, MOST: tl.constexpr, LINE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
+    found = g * tl.sigmoid(g) * tl.load(up + at, at < count, 0.0).to(tl.float32)
+    tl.store(out + at, _e4m3(found, tl.load(factor), MOST), at < count)
+
+
+@triton.jit
+def _back_most(gate, up, slope, most, count, LINE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
+    u = tl.load(up + at, at < count, 0.0).to(tl.float32)
+    of_gate, of_up, _ = _back(g, u, tl.load(slope + at, at < count, 0.0).to(tl.float32))
+    _store_most(most, tl.maximum(tl.abs(of_gate), tl.abs(of_up)))
+
+
+@triton.jit
+def _back_round(gate, up, slope, factor, inner_factor, of_gate, of_up, of_gate_turned, of_up_turned, inner_turned,
+                rows, columns, MOST: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    row, column, there = _place(rows, columns, ROWS, COLUMNS)
+    at = row * columns + column
+    g = tl.load(gate + at, there, 0.0).to(tl.float32)
+    u = tl.load(up + at, there, 0.0).to(tl.float32)
+    g, u, inner = _back(g, u, tl.load(slope + at, there, 0.0).to(tl.float32))
+    g = _e5m2(g, tl.load(factor), MOST)
+    u = _e5m2(u, tl.load(factor), MOST)
     tl.store(of_gate + at, g, there)
     tl.store(of_up + at, u, there)
-    tl.store(of_gate_turned + turned, g, there)
-    tl.store(of_up_turned + turned, u, there)
-    tl.store(inner_turned + turned, inner, there)
+    _store_turned(of_gate_turned, g, rows, columns, ROWS, COLUMNS)
+    _store_turned(of_up_turned, u, rows, columns, ROWS, COLUMNS)
+    _store_turned(inner_turned, _e4m3(inner, tl.load(inner_factor), INNER), rows, columns, ROWS, COLUMNS)
 
 
 @triton.jit
-def _round_both(value, factor, out, out_turned, rows, columns,
-                MOST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    at, turned, there = _tile(rows, columns, ROWS, COLUMNS)
-    found = _rounded(tl.load(value + at, there, 0.0).to(tl.float32), tl.load(factor), MOST).to(out.dtype.element_ty)
-    tl.store(out + at, found, there)
-    tl.store(out_turned + turned, found, there)
+def _round_both(
+    value, factor, out, turned, rows, columns, MOST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column, there = _place(rows, columns, ROWS, COLUMNS)
+    at = row * columns + column
+    bits = _e5m2(tl.load(value + at, there, 0.0).to(tl.float32), tl.load(factor), MOST)
+    tl.store(out + at, bits, there)
+    _store_turned(turned, bits, rows, columns, ROWS, COLUMNS)
 
 
 @triton.jit
 def _turn(value, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    at, turned, there = _tile(rows, columns, ROWS, COLUMNS)
-    tl.store(out + turned, tl.load(value + at, there), there)
+    row, column, there = _place(rows, columns, ROWS, COLUMNS)
+    _store_turned(out, tl.load(value + row * columns + column, there, 0), rows, columns, ROWS, COLUMNS)
 
 
-_SIZE, _SIZE_WARPS = 4096, 8
-_TURNED = (128, 64, 8)
-"""Rows, columns and warps of a tile that is also written by columns."""
+@triton.jit
+def _round(value, factor, out, count, MOST: tl.constexpr, LINE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    found = tl.load(value + at, at < count, 0.0).to(tl.float32) * tl.load(factor)
+    tl.store(
+        out + at, tl.minimum(tl.maximum(found, -MOST), MOST).to(tl.float8e4nv).to(tl.uint8, bitcast=True), at < count
+    )
 
 
-def _line(count):
-    return (triton.cdiv(count, _SIZE),)
+def opened(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `gated._opened`."""
+    (columns, rank), rows = gate_up.shape, len(raw)
+    grid = _tiles(rows, columns, (_ROWS, _COLUMNS))
+    out, most = raw.new_empty(rows, columns), raw.new_empty(grid[::-1], dtype=torch.float32)
+    wide = max(16, triton.next_power_of_2(rank))
+    _open[grid](
+        raw, low, gate_up, up_up, out, most, rows, columns, rank,
+        ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=wide, num_warps=_WARPS,
+    )  # fmt: skip
+    return out, most.amax()
 
 
-def _tiles(rows, columns):
-    return (triton.cdiv(columns, _TURNED[1]), triton.cdiv(rows, _TURNED[0]))
+def closed(  # what the operation has
+    raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor, sent: Tensor, thin: Tensor, down: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `gated._closed`."""
+    (columns, rank), rows = gate_up.shape, len(raw)
+    grid = _tiles(rows, columns, (_ROWS, _COLUMNS))
+    slopes, out = torch.empty_like(raw), raw.new_empty(rows, columns)
+    most, wide = raw.new_empty(grid[::-1], dtype=torch.float32), max(16, triton.next_power_of_2(rank))
+    _close[grid](
+        raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, columns, rank,
+        ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=wide, num_warps=_WARPS,
+    )  # fmt: skip
+    return slopes, out, most.amax()
 
 
-def round_gated(gate, up, kind, least):
+def opened_in_eight(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `tensorwise._opened`."""
     count, grid = gate.numel(), _line(gate.numel())
-    most, out = gate.new_empty(grid, dtype=torch.float32), torch.empty_like(gate, dtype=kind)
-    _largest_gated[grid](gate, up, most, count, SIZE=_SIZE, num_warps=_SIZE_WARPS)
-    end = torch.finfo(kind).max
-    factor = most.amax().clamp_(min=least).div_(end)
-    _round_gated[grid](gate, up, factor, out, count, MOST=end, SIZE=_SIZE, num_warps=_SIZE_WARPS)
+    most, out = gate.new_empty(grid, dtype=torch.float32), torch.empty_like(gate, dtype=FORWARD)
+    _gate_most[grid](gate, up, most, count, LINE=_LINE, num_warps=_LINE_WARPS)
+    factor = most.amax().clamp_(min=LEAST).div_(_MOST)
+    _gate_round[grid](gate, up, factor, _bits(out), count, MOST=_MOST, LINE=_LINE, num_warps=_LINE_WARPS)
     return out, factor
 
 
-def round_slopes(gate, up, slope, inner_factor, kinds, least):
+def closed_in_eight(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
+    """See `tensorwise._closed`."""
     (rows, columns), count, grid = gate.shape, gate.numel(), _line(gate.numel())
-    kind, inner_kind = kinds
     most = gate.new_empty(grid, dtype=torch.float32)
-    _largest_slopes[grid](gate, up, slope, most, count, SIZE=_SIZE, num_warps=_SIZE_WARPS)
-    end = torch.finfo(kind).max
-    factor = most.amax().clamp_(min=least).div_(end)
-    plain = [torch.empty_like(gate, dtype=kind) for _ in range(2)]
-    turned = [gate.new_empty(columns, rows, dtype=each) for each in (kind, kind, inner_kind)]
-    _round_slopes[_tiles(rows, columns)](
-        gate, up, slope, factor, inner_factor, *plain, *turned, rows, columns,
-        MOST=end, INNER=torch.finfo(inner_kind).max, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2],
+    _back_most[grid](gate, up, slope, most, count, LINE=_LINE, num_warps=_LINE_WARPS)
+    factor = most.amax().clamp_(min=LEAST).div_(_MOST_BACK)
+    plain = [torch.empty_like(gate, dtype=BACKWARD) for _ in range(2)]
+    turned = [gate.new_empty(columns, rows, dtype=kind) for kind in (BACKWARD, BACKWARD, FORWARD)]
+    _back_round[_tiles(rows, columns, _TURNED)](
+        gate, up, slope, factor, inner_factor, *map(_bits, (*plain, *turned)), rows, columns,
+        MOST=_MOST_BACK, INNER=_MOST, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2],
     )  # fmt: skip
     return *plain, *turned, factor
 
 
-def round_both(value, factor, kind):
+def rounded_both(value: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """See `tensorwise._rounded_both`."""
     rows, columns = value.shape
-    out, turned = torch.empty_like(value, dtype=kind), value.new_empty(columns, rows, dtype=kind)
-    _round_both[_tiles(rows, columns)](
-        value, factor, out, turned, rows, columns,
-        MOST=torch.finfo(kind).max, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2],
+    out, turned = torch.empty_like(value, dtype=BACKWARD), value.new_empty(columns, rows, dtype=BACKWARD)
+    _round_both[_tiles(rows, columns, _TURNED)](
+        value, factor, _bits(out), _bits(turned), rows, columns,
+        MOST=_MOST_BACK, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2],
     )  # fmt: skip
     return out, turned
 
 
-def turn(value):
+def turned(value: Tensor) -> Tensor:
+    """See `tensorwise._turned`."""
     rows, columns = value.shape
     out = value.new_empty(columns, rows)
-    _turn[_tiles(rows, columns)](
-        value.view(torch.uint8), out.view(torch.uint8), rows, columns, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2]
+    _turn[_tiles(rows, columns, _TURNED)](
+        _bits(value), _bits(out), rows, columns, ROWS=_TURNED[0], COLUMNS=_TURNED[1], num_warps=_TURNED[2]
     )
     return out
+
+
+def scaled(value: Tensor, scale: Tensor) -> Tensor:
+    """See `tensorwise.scaled`."""
+    count, out = value.numel(), torch.empty_like(value, dtype=FORWARD)
+    if count:
+        _round[_line(count)](value, scale, _bits(out), count, MOST=_MOST, LINE=_LINE, num_warps=_LINE_WARPS)
+    return out
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.view(torch.uint8)
+
+
+def _line(count: int) -> tuple[int]:
+    return (triton.cdiv(count, _LINE),)
+
+
+def _tiles(rows: int, columns: int, tile: tuple[int, ...]) -> tuple[int, int]:
+    return triton.cdiv(columns, tile[1]), triton.cdiv(rows, tile[0])

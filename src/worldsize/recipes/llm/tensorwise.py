@@ -9,19 +9,22 @@ an MLP nothing is written in more than eight bits. On CUDA these passes are kern
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from worldsize.recipes.llm.checked import Checked
 from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, LEAST, Rounded, rounded
+from worldsize.recipes.llm.gated import slopes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor, nn
+
+
+MULTIPLE = 16
+"""Of which the sizes of a product in eight bits must be multiples."""
 
 
 class Joint:
@@ -36,9 +39,9 @@ class Joint:
 
     def __call__(self, states: Tensor) -> list[Tensor]:
         """(..., inputs) -> (..., outputs) of each."""
-        flat = _low(states).flatten(0, -2)
+        flat = _flat(states)
         found = _Joint.apply(flat, *(part.weight for part in self._parts))  # type: ignore[no-untyped-call]
-        outputs = [each.view(*states.shape[:-1], -1) for each in found]
+        outputs = [_as(each, states) for each in found]
         return [
             each if part.bias is None else each + part.bias.to(each.dtype)
             for part, each in zip(self._parts, outputs, strict=True)
@@ -57,9 +60,8 @@ class MLP:
 
     def __call__(self, states: Tensor) -> Tensor:
         """(..., size) -> the same."""
-        flat = _low(states).flatten(0, -2)
-        found: Tensor = _MLP.apply(flat, *(part.weight for part in self._parts))  # type: ignore[no-untyped-call]
-        return found.view(states.shape)
+        found = _MLP.apply(_flat(states), *(part.weight for part in self._parts))  # type: ignore[no-untyped-call]
+        return _as(found, states)
 
 
 @torch._dynamo.allow_in_graph  # noqa: SLF001 - as torchao's own: what is within a weight is no tensor to dynamo
@@ -89,7 +91,7 @@ class _MLP(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         held = rounded(states)
         opened = [_forward(held, weight, states.dtype) for weight in (gate, up)]
-        inner = Rounded(*_gated(*opened))
+        inner = Rounded(*_opened(*opened))
         ctx.save_for_backward(*held, *opened, inner.factor, gate, up, down)
         return _forward(inner, down, states.dtype)
 
@@ -99,19 +101,34 @@ class _MLP(torch.autograd.Function):
         values, factor, opened_gate, opened_up, inner_factor, gate, up, down = ctx.saved_tensors
         dtype = gradient.dtype
         sent, by_columns = _both_ways(gradient)
-        *plain, gate_turned, up_turned, inner_turned, slope = _gated_backward(
+        *plain, gate_turned, up_turned, inner_turned, slope = _closed(
             opened_gate, opened_up, _back(sent, down, dtype), inner_factor
         )
         of_down = _product(by_columns, Rounded(inner_turned.t(), inner_factor), dtype)
         states = Rounded(_turned(values).t(), factor)
         of_gate, of_up = (_product(Rounded(each, slope), states, dtype) for each in (gate_turned, up_turned))
-        of_states = [_back(Rounded(each, slope), weight, dtype) for each, weight in zip(plain, (gate, up), strict=True)]
+        of_states = [
+            _back(Rounded(each, slope), weight, dtype) for each, weight in zip(plain, (gate, up), strict=True)
+        ]
         return of_states[0] + of_states[1], of_gate, of_up, of_down
 
 
-def _low(states: Tensor) -> Tensor:
+def scaled(value: Tensor, scale: Tensor) -> Tensor:
+    """Times scale, in eight bits (e4m3), in one pass."""
+    return _SCALED(value.contiguous(), scale)
+
+
+def _flat(states: Tensor) -> Tensor:
+    """(..., size) -> (rows, size), in what autocast says; so many rows that they can be summed over in eight bits."""
     kind = states.device.type
-    return states.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else states
+    flat = states.flatten(0, -2)
+    flat = functional.pad(flat, (0, 0, 0, -len(flat) % MULTIPLE)) if len(flat) % MULTIPLE else flat
+    return flat.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else flat
+
+
+def _as(found: Tensor, states: Tensor) -> Tensor:
+    """(rows, outputs) -> (..., outputs) of those states."""
+    return found[: states.shape[:-1].numel()].view(*states.shape[:-1], -1)
 
 
 def _forward(states: Rounded, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -125,10 +142,11 @@ def _back(gradient: Rounded, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _eight(weight: Tensor) -> Rounded:
-    """As it was gathered, or rounded now."""
-    if hasattr(weight, "_scale"):
-        return Rounded(weight._data, weight._scale.reciprocal())  # type: ignore[attr-defined]  # noqa: SLF001 - torchao's
-    return rounded(weight.detach())
+    """As it was gathered (torchao's), or rounded now."""
+    data, scale = getattr(weight, "_data", None), getattr(weight, "_scale", None)
+    if data is None or scale is None:
+        return rounded(weight.detach())
+    return Rounded(data, scale.reciprocal())
 
 
 def _product(left: Rounded, right: Rounded, dtype: torch.dtype, *, fast: bool = False) -> Tensor:
@@ -150,9 +168,7 @@ def _both_ways(gradient: Tensor) -> tuple[Rounded, Rounded]:
 @torch.library.custom_op("worldsize::turned", mutates_args=(), schema="(Tensor values) -> Tensor")
 def _turned(values: Tensor) -> Tensor:
     """(rows, columns) of eight bits -> (columns, rows)."""
-    values = values.contiguous()
-    found: Tensor = _kernels().turn(values) if values.is_cuda else values.t().contiguous()
-    return found
+    return _TURNED(values.contiguous())
 
 
 @torch.library.custom_op(
@@ -160,23 +176,15 @@ def _turned(values: Tensor) -> Tensor:
 )
 def _rounded_both(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, columns) -> the same and (columns, rows), of eight bits."""
-    if gradient.is_cuda:
-        found: tuple[Tensor, Tensor] = _kernels().round_both(gradient, factor, BACKWARD)
-        return found
-    values = _by(gradient.float(), factor, BACKWARD)
-    return values, values.t().contiguous()
+    return _ROUNDED_BOTH(gradient, factor)
 
 
 @torch.library.custom_op(
     "worldsize::gated_in_eight", mutates_args=(), schema="(Tensor gate, Tensor up) -> (Tensor, Tensor)"
 )
-def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def _opened(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """silu(gate) * up in eight bits, and its factor."""
-    if gate.is_cuda:
-        found: tuple[Tensor, Tensor] = _kernels().round_gated(gate, up, FORWARD, LEAST)
-        return found
-    made = rounded(functional.silu(gate.float()) * up.float())
-    return made.values, made.factor
+    return _OPENED(gate, up)
 
 
 @torch.library.custom_op(
@@ -184,7 +192,7 @@ def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     schema="(Tensor gate, Tensor up, Tensor slope, Tensor inner_factor)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )  # fmt: skip
-def _gated_backward(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
+def _closed(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
     """The way back.
 
     Args:
@@ -197,17 +205,24 @@ def _gated_backward(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tenso
         in eight bits the gradients of gate and up; both turned, (inner, rows); silu(gate) * up turned; and the factor that
         both gradients have.
     """
-    if gate.is_cuda:
-        found: tuple[Tensor, ...] = _kernels().round_slopes(gate, up, slope, inner_factor, (BACKWARD, FORWARD), LEAST)
-        return found
-    gate, up, slope = gate.float(), up.float(), slope.float()
-    opened = gate.sigmoid()
-    passed = gate * opened
-    both = slope * up * (opened + passed * (1 - opened)), slope * passed
-    factor = torch.stack(both).abs().amax().clamp(min=LEAST) / torch.finfo(BACKWARD).max
-    plain = [_by(each, factor, BACKWARD) for each in both]
-    inner = _by(passed * up, inner_factor, FORWARD)
-    return *plain, *(each.t().contiguous() for each in (*plain, inner)), factor
+    return _CLOSED(gate, up, slope, inner_factor)
+
+
+def _opened_plain(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    made = rounded(functional.silu(gate.float()) * up.float())
+    return made.values, made.factor
+
+
+def _closed_plain(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
+    of_gate, of_up, inner = slopes_of(gate.float(), up.float(), slope.float())
+    factor = torch.stack([of_gate, of_up]).abs().amax().clamp(min=LEAST) / torch.finfo(BACKWARD).max
+    plain = [_by(each, factor, BACKWARD) for each in (of_gate, of_up)]
+    return *plain, *(each.t().contiguous() for each in (*plain, _by(inner, inner_factor, FORWARD))), factor
+
+
+def _rounded_both_plain(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    values = _by(gradient.float(), factor, BACKWARD)
+    return values, values.t().contiguous()
 
 
 def _by(value: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
@@ -215,12 +230,33 @@ def _by(value: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
     return (value / factor).clamp(-most, most).to(kind)
 
 
-@cache
-def _kernels() -> Any:
-    """Imported where there is CUDA: they need Triton."""
-    from worldsize.recipes.llm import kernels
+def _examples(drawn: torch.Generator, count: int) -> tuple[Tensor, ...]:
+    made = torch.randn(count, 100, 200, generator=drawn, device=drawn.device, dtype=torch.bfloat16)
+    return tuple(made)
 
-    return kernels
+
+def _turned_plain(values: Tensor) -> Tensor:
+    return values.t().contiguous()
+
+
+def _scaled_plain(value: Tensor, scale: Tensor) -> Tensor:
+    most = torch.finfo(FORWARD).max
+    return (value.float() * scale).clamp(-most, most).to(FORWARD)
+
+
+_TURNED = Checked("turned", _turned_plain, lambda drawn: (_examples(drawn, 1)[0].to(BACKWARD),))
+_ROUNDED_BOTH = Checked(
+    "rounded_both", _rounded_both_plain,
+    lambda drawn: (*_examples(drawn, 1), torch.tensor(1e-4, device=drawn.device)),
+)  # fmt: skip
+_OPENED = Checked("opened_in_eight", _opened_plain, lambda drawn: _examples(drawn, 2))
+_CLOSED = Checked(
+    "closed_in_eight", _closed_plain, lambda drawn: (*_examples(drawn, 3), torch.tensor(0.02, device=drawn.device))
+)
+_SCALED = Checked(
+    "scaled", _scaled_plain,
+    lambda drawn: (_examples(drawn, 1)[0].float(), torch.tensor(100.0, device=drawn.device)),
+)  # fmt: skip
 
 
 @_turned.register_fake
@@ -234,12 +270,12 @@ def _(gradient: Tensor, _factor: Tensor) -> tuple[Tensor, Tensor]:
     return gradient.new_empty(rows, columns, dtype=BACKWARD), gradient.new_empty(columns, rows, dtype=BACKWARD)
 
 
-@_gated.register_fake
+@_opened.register_fake
 def _(gate: Tensor, _up: Tensor) -> tuple[Tensor, Tensor]:
     return gate.new_empty(gate.shape, dtype=FORWARD), gate.new_empty((), dtype=torch.float32)
 
 
-@_gated_backward.register_fake
+@_closed.register_fake
 def _(gate: Tensor, _up: Tensor, _slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
     rows, columns = gate.shape
     plain = [gate.new_empty(rows, columns, dtype=BACKWARD) for _ in range(2)]
