@@ -17,7 +17,7 @@ from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, LEAST
 
 _LINE, _LINE_WARPS = 4096, 8
 _ROWS, _COLUMNS, _WARPS = 16, 128, 4
-_TURNED = (64, 64, 4)
+_TURNED = (128, 64, 8)
 """Rows, columns and warps of a tile that is written by columns too."""
 _MOST, _MOST_BACK = torch.finfo(FORWARD).max, torch.finfo(BACKWARD).max
 
