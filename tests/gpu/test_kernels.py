@@ -62,3 +62,20 @@ def test_adapters_of_any_rank_are_added(shape: tuple[int, int], rank: int) -> No
     operands = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
     assert same(gated._OPENED(*operands[:4]), gated._opened_plain(*operands[:4]))
     assert same(gated._CLOSED(*operands), gated._closed_plain(*operands))
+
+
+@pytest.mark.parametrize("off", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", range(3))
+def test_what_is_no_number_is_not_hidden(which: int, off: float) -> None:
+    """Clamping would make a number of it. By the factor it comes into all of the product, as without kernels."""
+    operands = [torch.randn(100, 200, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    operands[which][7, 9] = off
+    factor = torch.tensor(0.02, device="cuda")
+    assert not tensorwise._CLOSED(*operands, factor)[-1].isfinite()
+    if which < 2:
+        assert not tensorwise._OPENED(*operands[:2])[-1].isfinite()
+    thin, low = (torch.randn(100, each, device="cuda", dtype=torch.bfloat16) for each in (8, 16))
+    gate_up, up_up = (torch.randn(200, 8, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    down = torch.randn(8, 200, device="cuda", dtype=torch.bfloat16)
+    wide = torch.cat(operands[:2], -1), low, gate_up, up_up
+    assert not gated._CLOSED(*wide, operands[2], thin, down)[-1].isfinite()

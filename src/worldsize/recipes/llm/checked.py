@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Found = TypeVar("Found")
-_NEAR = 0.02
+_NEAR = 0.04
 """Of what torch gives, by norm: values that lie between two of eight bits go to either, others to the same."""
 
 

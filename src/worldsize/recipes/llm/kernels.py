@@ -57,7 +57,16 @@ def _store_turned(into, bits, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.con
 
 @triton.jit
 def _store_most(most, value):
-    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(tl.abs(value.to(tl.float32))))
+    """The largest of this program. Maxima pass over what is no number: it counts as infinite, and so does the factor then."""
+    value = tl.abs(value.to(tl.float32))
+    largest = tl.max(tl.where(value == value, value, float("inf")))  # noqa: PLR0124 - what is no number differs from itself
+    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), largest)
+
+
+@triton.jit
+def _larger(one, other):
+    """Of the two the one that is farther from 0, or no number."""
+    return tl.where((tl.abs(one) >= tl.abs(other)) | (one != one), one, other)  # noqa: PLR0124 - likewise
 
 
 @triton.jit
@@ -114,7 +123,7 @@ def _close(raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, 
     tl.store(out + row * columns + column, inner.to(kind), there)
     tl.store(slopes + at, of_gate, there)
     tl.store(slopes + at + columns, of_up, there)
-    _store_most(most, tl.maximum(tl.abs(of_gate.to(tl.float32)), tl.abs(of_up.to(tl.float32))))
+    _store_most(most, _larger(of_gate.to(tl.float32), of_up.to(tl.float32)))
 
 
 @triton.jit
@@ -138,7 +147,7 @@ def _back_most(gate, up, slope, most, count, LINE: tl.constexpr):
     g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
     u = tl.load(up + at, at < count, 0.0).to(tl.float32)
     of_gate, of_up, _ = _back(g, u, tl.load(slope + at, at < count, 0.0).to(tl.float32))
-    _store_most(most, tl.maximum(tl.abs(of_gate), tl.abs(of_up)))
+    _store_most(most, _larger(of_gate, of_up))
 
 
 @triton.jit
