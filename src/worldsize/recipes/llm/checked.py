@@ -1,4 +1,4 @@
-"""Room: kernels beside the operations of torch that they stand for: compared once on each machine, before they are used.
+"""Room: kernels beside the operations of torch that they stand for: compared in each process, before they are used.
 
 A kernel is compiled for the GPU and by the Triton that a user has, and one that is compiled wrongly raises nothing.
 """
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Found = TypeVar("Found")
-_NEAR = 0.04
-"""Of what torch gives, by norm: values that lie between two of eight bits go to either, others to the same."""
+Key = tuple[int, ...]
+_NEAR, _STEP, _FLOOR = 0.02, 0.26, 1e-3
+"""How far a result may be off: in all, by norm; each value, of itself (a step of e5m2) and of the largest."""
 
 
 class Checked(Generic[Found]):
@@ -26,46 +27,68 @@ class Checked(Generic[Found]):
     Args:
         name: in `kernels`.
         plain: torch's.
-        example: draws operands to compare both by: of sizes that end within a tile.
+        key: of operands: what decides how the kernel is compiled for them, see `alike`.
+        example: draws small operands of that key, to compare both by.
     """
 
     def __init__(
-        self, name: str, plain: Callable[..., Found], example: Callable[[torch.Generator], tuple[Tensor, ...]]
+        self,
+        name: str,
+        plain: Callable[..., Found],
+        key: Callable[..., Key],
+        example: Callable[[torch.Generator, Key], tuple[Tensor, ...]],
     ) -> None:
-        self._name, self._plain, self._example = name, plain, example
-        self._chosen: Callable[..., Found] | None = None
+        self.name, self.plain, self.key, self.example = name, plain, key, example
+        self._chosen: dict[tuple[Any, ...], Callable[..., Found]] = {}
 
     def __call__(self, *operands: Tensor) -> Found:
         """Of the operands, as torch's."""
-        if self._chosen is None and operands[0].is_cuda:
-            self._chosen = self._choose(operands[0].device)
-        with torch.autocast(operands[0].device.type, enabled=False):
-            return (self._chosen or self._plain)(*operands)
+        device = operands[0].device
+        with torch.autocast(device.type, enabled=False):
+            if device.type != "cuda":
+                return self.plain(*operands)
+            with torch.cuda.device(device):
+                return self.chosen(device, self.key(*operands))(*operands)
 
-    def _choose(self, device: torch.device) -> Callable[..., Found]:
+    def chosen(self, device: torch.device, key: Key) -> Callable[..., Found]:
+        """The kernel, or torch's operations: tried when first asked for."""
+        where = device, key
+        if where not in self._chosen:
+            self._chosen[where] = self._choose(device, key)
+        return self._chosen[where]
+
+    def _choose(self, device: torch.device, key: Key) -> Callable[..., Found]:
+        operands = self.example(torch.Generator(device).manual_seed(0), key)
         try:
-            import triton
-
             from worldsize.recipes.llm import kernels
-        except ImportError as error:
-            return self._warned(f"Triton cannot be imported ({error})")
-        kernel: Callable[..., Found] = getattr(kernels, self._name)
-        operands = self._example(torch.Generator(device).manual_seed(0))
-        if same(kernel(*operands), self._plain(*operands)):
+
+            kernel: Callable[..., Found] = getattr(kernels, self.name)
+            found = kernel(*operands)
+        except Exception as error:  # noqa: BLE001 - no Triton, no C compiler, a GPU that it does not know or that is too small
+            *_, last = str(error).strip().split("\n")
+            return self._warned(f"{type(error).__name__}: {last}")
+        if same(found, self.plain(*operands)):
             return kernel
-        return self._warned(f"Triton {triton.__version__} makes another operation of it here")
+        return self._warned("it gives other numbers here")
 
     def _warned(self, why: str) -> Callable[..., Found]:
-        warnings.warn(f"worldsize: torch's operations in place of the kernel {self._name!r}: {why}", stacklevel=4)
-        return self._plain
+        warnings.warn(f"worldsize: torch's operations in place of the kernel {self.name!r}: {why}", stacklevel=4)
+        return self.plain
+
+
+def alike(count: int) -> int:
+    """A small number for which a kernel is compiled as for that: Triton looks whether one is 1, or a multiple of 16."""
+    return 1 if count == 1 else 100 if count % 16 else 144
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Whether each tensor is finite, and near the other."""
+    """Whether each tensor is that one, but for values that lie between two of eight bits and went to the other."""
     pairs = [(found, wanted)] if isinstance(found, torch.Tensor) else zip(found, wanted, strict=True)
-    return all(
-        bool(
-            mine.float().isfinite().all() and (mine.float() - theirs.float()).norm() <= _NEAR * theirs.float().norm()
-        )
-        for mine, theirs in pairs
+    return all(_near(mine.float(), theirs.float()) for mine, theirs in pairs)
+
+
+def _near(mine: Tensor, theirs: Tensor) -> bool:
+    off = (mine - theirs).abs()  # where there is no number, nothing is at most
+    return bool(
+        (off <= _STEP * theirs.abs() + _FLOOR * theirs.abs().max()).all() and off.norm() <= _NEAR * theirs.norm()
     )

@@ -259,4 +259,12 @@ def _shard() -> Any:
                 return super().fsdp_pre_all_gather(mesh)  # type: ignore[no-any-return]
             return (tensorwise.scaled(self._tensor, scale),), (scale,)
 
+    Shard.__qualname__ = Shard.__name__
     return Shard
+
+
+def __getattr__(name: str) -> Any:
+    """`Shard`, for who reads one that was pickled."""
+    if name == "Shard":
+        return _shard()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

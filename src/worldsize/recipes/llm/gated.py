@@ -16,7 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from worldsize.recipes.llm.checked import Checked
+from worldsize.recipes.llm.checked import Checked, alike
 from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, Rounded, product_of_eight, rounded
 
 if TYPE_CHECKING:
@@ -180,8 +180,12 @@ def _whole(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> list[Ten
     return [part.float() + thin.float() @ up.t().float() for part, thin, up in pairs]
 
 
-def _example(drawn: torch.Generator) -> tuple[Tensor, ...]:
-    rows, inner, rank = 100, 200, 8
+def _key(raw: Tensor, _low: Tensor, gate_up: Tensor, *_: Tensor) -> tuple[int, int]:
+    return alike(len(raw)), gate_up.shape[1]
+
+
+def _example(drawn: torch.Generator, key: tuple[int, ...]) -> tuple[Tensor, ...]:
+    (rows, rank), inner = key, 208
     shapes = (
         (rows, 2 * inner),
         (rows, 2 * rank),
@@ -194,8 +198,8 @@ def _example(drawn: torch.Generator) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=drawn, device=drawn.device, dtype=torch.bfloat16) for shape in shapes)
 
 
-_OPENED = Checked("opened", _opened_plain, lambda drawn: _example(drawn)[:4])
-_CLOSED = Checked("closed", _closed_plain, _example)
+_OPENED = Checked("opened", _opened_plain, _key, lambda drawn, key: _example(drawn, key)[:4])
+_CLOSED = Checked("closed", _closed_plain, _key, _example)
 
 
 @_opened.register_fake

@@ -28,12 +28,12 @@ class InEight:
 
     def __init__(self, *parts: Adapted) -> None:
         self._parts = parts
-        self._versions: tuple[int, ...] = ()
+        self._versions: tuple[tuple[int, int], ...] = ()
 
     def renew(self) -> None:
         """Round the weights as they are now, where they have changed."""
         weights = [part.weight.detach() for part in self._parts]
-        versions = tuple(weight._version for weight in weights)  # noqa: SLF001 - torch has no other
+        versions = tuple((weight.data_ptr(), weight._version) for weight in weights)  # noqa: SLF001 - torch has no other
         if versions == self._versions:
             return
         made = rounded(torch.cat(weights))

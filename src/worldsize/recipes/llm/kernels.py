@@ -2,7 +2,7 @@
 """Room: passes over a layer's widest tensors as kernels (Triton, CUDA only). What each gives is said in `gated`, `tensorwise`.
 
 A program has a line of numbers, or a tile of rows and columns. An adapter's part of a tile is a product over the adapter's
-rank, far below what reading the tile costs. e5m2 is made of float16 by whole numbers: in tiles that are also written by
+rank, whose factors stay in the cache. e5m2 is made of float16 by whole numbers: in tiles that are also written by
 columns, Triton 3.6's own conversion gave other numbers for these than for those written by rows (seen on an H200).
 """
 
@@ -42,16 +42,18 @@ def _e5m2(value, factor, MOST: tl.constexpr):
 @triton.jit
 def _place(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows (ROWS, 1) and columns (1, COLUMNS) of this program, and which there are."""
-    row = (tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = (tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    across = tl.cdiv(columns, COLUMNS)  # one number counts tiles: a second may not be as large as there are rows
+    row = ((tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = ((tl.program_id(0) % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     return row, column, (row < rows) & (column < columns)
 
 
 @triton.jit
 def _store_turned(into, bits, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A tile, by columns."""
-    row = (tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
-    column = (tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+    across = tl.cdiv(columns, COLUMNS)
+    row = ((tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
+    column = ((tl.program_id(0) % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
     tl.store(into + column * rows + row, tl.trans(bits), (row < rows) & (column < columns))
 
 
@@ -60,7 +62,7 @@ def _store_most(most, value):
     """The largest of this program. Maxima pass over what is no number: it counts as infinite, and so does the factor then."""
     value = tl.abs(value.to(tl.float32))
     largest = tl.max(tl.where(value == value, value, float("inf")))  # noqa: PLR0124 - what is no number differs from itself
-    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), largest)
+    tl.store(most + tl.program_id(0), largest)
 
 
 @triton.jit
@@ -118,7 +120,8 @@ def _close(raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, 
     slope = _product(thin, rank, down, columns, 1, rank, rows, columns, row, column, slope, RANK)
     gate, up = _gate_and_up(raw, low, gate_up, up_up, rank, rows, columns, row, column, there, RANK)
     of_gate, of_up, inner = _back(gate, up, slope)
-    kind, at = slopes.dtype.element_ty, row * (2 * columns) + column
+    kind = slopes.dtype.element_ty
+    at = row * (2 * columns) + column
     of_gate, of_up = of_gate.to(kind), of_up.to(kind)
     tl.store(out + row * columns + column, inner.to(kind), there)
     tl.store(slopes + at, of_gate, there)
@@ -197,7 +200,7 @@ def opened(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> tuple[Te
     """See `gated._opened`."""
     (columns, rank), rows = gate_up.shape, len(raw)
     grid = _tiles(rows, columns, (_ROWS, _COLUMNS))
-    out, most = raw.new_empty(rows, columns), raw.new_empty(grid[::-1], dtype=torch.float32)
+    out, most = raw.new_empty(rows, columns), raw.new_empty(grid, dtype=torch.float32)
     wide = max(16, triton.next_power_of_2(rank))
     _open[grid](
         raw, low, gate_up, up_up, out, most, rows, columns, rank,
@@ -213,7 +216,7 @@ def closed(  # what the operation has
     (columns, rank), rows = gate_up.shape, len(raw)
     grid = _tiles(rows, columns, (_ROWS, _COLUMNS))
     slopes, out = torch.empty_like(raw), raw.new_empty(rows, columns)
-    most, wide = raw.new_empty(grid[::-1], dtype=torch.float32), max(16, triton.next_power_of_2(rank))
+    most, wide = raw.new_empty(grid, dtype=torch.float32), max(16, triton.next_power_of_2(rank))
     _close[grid](
         raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, columns, rank,
         ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=wide, num_warps=_WARPS,
@@ -221,14 +224,19 @@ def closed(  # what the operation has
     return slopes, out, most.amax()
 
 
-def opened_in_eight(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """See `tensorwise._opened`."""
+def factor_of_opened(gate: Tensor, up: Tensor) -> Tensor:
+    """See `tensorwise._inner_factor`."""
     count, grid = gate.numel(), _line(gate.numel())
-    most, out = gate.new_empty(grid, dtype=torch.float32), torch.empty_like(gate, dtype=FORWARD)
+    most = gate.new_empty(grid, dtype=torch.float32)
     _gate_most[grid](gate, up, most, count, LINE=_LINE, num_warps=_LINE_WARPS)
-    factor = most.amax().clamp_(min=LEAST).div_(_MOST)
-    _gate_round[grid](gate, up, factor, _bits(out), count, MOST=_MOST, LINE=_LINE, num_warps=_LINE_WARPS)
-    return out, factor
+    return most.amax().clamp_(min=LEAST).div_(_MOST)
+
+
+def opened_in_eight(gate: Tensor, up: Tensor, factor: Tensor) -> Tensor:
+    """See `tensorwise._opened`."""
+    count, out = gate.numel(), torch.empty_like(gate, dtype=FORWARD)
+    _gate_round[_line(count)](gate, up, factor, _bits(out), count, MOST=_MOST, LINE=_LINE, num_warps=_LINE_WARPS)
+    return out
 
 
 def closed_in_eight(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
@@ -283,5 +291,5 @@ def _line(count: int) -> tuple[int]:
     return (triton.cdiv(count, _LINE),)
 
 
-def _tiles(rows: int, columns: int, tile: tuple[int, ...]) -> tuple[int, int]:
-    return triton.cdiv(columns, tile[1]), triton.cdiv(rows, tile[0])
+def _tiles(rows: int, columns: int, tile: tuple[int, ...]) -> tuple[int]:
+    return (triton.cdiv(columns, tile[1]) * triton.cdiv(rows, tile[0]),)

@@ -29,7 +29,7 @@ _KEPT = (
     "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten._scaled_dot_product_fused_attention_overrideable.default",
     "higher_order.flex_attention", "_c10d_functional.all_reduce.default", "_c10d_functional.reduce_scatter_tensor.default",
     "_c10d_functional.all_gather_into_tensor.default", "_c10d_functional.wait_tensor.default",
-    "worldsize.sum_of_products.default", "worldsize.sum_of_products_of_eight.default",
+    "worldsize.sum_of_products.default", "worldsize.sum_of_products_of_eight.default", "worldsize.gated_factor.default",
 )  # fmt: skip
 """What is slow to compute again: projections, attention (the kernels that hold no scores), exchanges between ranks."""
 

@@ -1,10 +1,11 @@
 """Room: trained projections in eight bits, one factor a tensor: those of the same states as one, and the gated MLP.
 
-The numbers are those of torchao's projections (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): e4m3 forward, e5m2
-for gradients, factors found anew for each product. What is different is how often tensors are read and written. GPUs multiply
-eight bits row by row, so that each gradient and all that a weight's gradient is made of is wanted by rows and by columns. Both
-are written at once here, states that several projections share are turned once for all of them, and between the products of
-an MLP nothing is written in more than eight bits. On CUDA these passes are kernels of their own (`kernels`).
+As torchao's tensorwise ones (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): e4m3 forward, e5m2 for gradients,
+factors found anew for each product. What is different is how often tensors are read and written. GPUs multiply eight bits row
+by row, so that each gradient and all that a weight's gradient is made of is wanted by rows and by columns. Both are written at
+once here, states that several projections share are turned once for all of them, and an MLP's activation is written in eight
+bits only, not rounded to sixteen before; the gradients of gate and up have one factor. On CUDA these passes are kernels of
+their own (`kernels`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from worldsize.recipes.llm.checked import Checked
+from worldsize.recipes.llm.checked import Checked, alike
 from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, LEAST, Rounded, rounded
 from worldsize.recipes.llm.gated import slopes_of
 
@@ -91,8 +92,9 @@ class _MLP(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         held = rounded(states)
         opened = [_forward(held, weight, states.dtype) for weight in (gate, up)]
-        inner = Rounded(*_opened(*opened))
-        ctx.save_for_backward(*held, *opened, inner.factor, gate, up, down)
+        inner_factor = _inner_factor(*opened)
+        inner = Rounded(_opened(*opened, inner_factor), inner_factor)
+        ctx.save_for_backward(*held, *opened, inner_factor, gate, up, down)
         return _forward(inner, down, states.dtype)
 
     @staticmethod
@@ -179,12 +181,18 @@ def _rounded_both(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     return _ROUNDED_BOTH(gradient, factor)
 
 
+@torch.library.custom_op("worldsize::gated_factor", mutates_args=(), schema="(Tensor gate, Tensor up) -> Tensor")
+def _inner_factor(gate: Tensor, up: Tensor) -> Tensor:
+    """Of silu(gate) * up in eight bits."""
+    return _FACTOR(gate, up)
+
+
 @torch.library.custom_op(
-    "worldsize::gated_in_eight", mutates_args=(), schema="(Tensor gate, Tensor up) -> (Tensor, Tensor)"
+    "worldsize::gated_in_eight", mutates_args=(), schema="(Tensor gate, Tensor up, Tensor factor) -> Tensor"
 )
-def _opened(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate) * up in eight bits, and its factor."""
-    return _OPENED(gate, up)
+def _opened(gate: Tensor, up: Tensor, factor: Tensor) -> Tensor:
+    """silu(gate) * up in eight bits."""
+    return _OPENED(gate, up, factor)
 
 
 @torch.library.custom_op(
@@ -208,9 +216,12 @@ def _closed(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tu
     return _CLOSED(gate, up, slope, inner_factor)
 
 
-def _opened_plain(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    made = rounded(functional.silu(gate.float()) * up.float())
-    return made.values, made.factor
+def _factor_plain(gate: Tensor, up: Tensor) -> Tensor:
+    return (functional.silu(gate.float()) * up.float()).abs().amax().clamp(min=LEAST) / torch.finfo(FORWARD).max
+
+
+def _opened_plain(gate: Tensor, up: Tensor, factor: Tensor) -> Tensor:
+    return _by(functional.silu(gate.float()) * up.float(), factor, FORWARD)
 
 
 def _closed_plain(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
@@ -230,9 +241,14 @@ def _by(value: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
     return (value / factor).clamp(-most, most).to(kind)
 
 
-def _examples(drawn: torch.Generator, count: int) -> tuple[Tensor, ...]:
-    made = torch.randn(count, 100, 200, generator=drawn, device=drawn.device, dtype=torch.bfloat16)
-    return tuple(made)
+def _key(operand: Tensor, *_: Tensor) -> tuple[int, int]:
+    return alike(operand.shape[0]), alike(operand.shape[1])
+
+
+def _drawn(drawn: torch.Generator, key: tuple[int, ...], count: int, *factors: float) -> list[Tensor]:
+    """So many tensors of sixteen bits, and factors: powers of two, by which nothing lies between two values of eight bits."""
+    made = torch.randn(count, key[0], key[1] + 64, generator=drawn, device=drawn.device, dtype=torch.bfloat16)
+    return [*made, *(torch.tensor(factor, device=drawn.device) for factor in factors)]
 
 
 def _turned_plain(values: Tensor) -> Tensor:
@@ -244,18 +260,16 @@ def _scaled_plain(value: Tensor, scale: Tensor) -> Tensor:
     return (value.float() * scale).clamp(-most, most).to(FORWARD)
 
 
-_TURNED = Checked("turned", _turned_plain, lambda drawn: (_examples(drawn, 1)[0].to(BACKWARD),))
+_TURNED = Checked("turned", _turned_plain, _key, lambda drawn, key: (_drawn(drawn, key, 1)[0].to(BACKWARD),))
 _ROUNDED_BOTH = Checked(
-    "rounded_both", _rounded_both_plain,
-    lambda drawn: (*_examples(drawn, 1), torch.tensor(1e-4, device=drawn.device)),
-)  # fmt: skip
-_OPENED = Checked("opened_in_eight", _opened_plain, lambda drawn: _examples(drawn, 2))
-_CLOSED = Checked(
-    "closed_in_eight", _closed_plain, lambda drawn: (*_examples(drawn, 3), torch.tensor(0.02, device=drawn.device))
+    "rounded_both", _rounded_both_plain, _key, lambda drawn, key: tuple(_drawn(drawn, key, 1, 2.0**-13))
 )
+_FACTOR = Checked("factor_of_opened", _factor_plain, _key, lambda drawn, key: tuple(_drawn(drawn, key, 2)))
+_OPENED = Checked("opened_in_eight", _opened_plain, _key, lambda drawn, key: tuple(_drawn(drawn, key, 2, 2.0**-5)))
+_CLOSED = Checked("closed_in_eight", _closed_plain, _key, lambda drawn, key: tuple(_drawn(drawn, key, 3, 2.0**-5)))
 _SCALED = Checked(
-    "scaled", _scaled_plain,
-    lambda drawn: (_examples(drawn, 1)[0].float(), torch.tensor(100.0, device=drawn.device)),
+    "scaled", _scaled_plain, _key,
+    lambda drawn, key: ((pair := _drawn(drawn, key, 1, 64.0))[0].float(), pair[1]),
 )  # fmt: skip
 
 
@@ -270,9 +284,14 @@ def _(gradient: Tensor, _factor: Tensor) -> tuple[Tensor, Tensor]:
     return gradient.new_empty(rows, columns, dtype=BACKWARD), gradient.new_empty(columns, rows, dtype=BACKWARD)
 
 
+@_inner_factor.register_fake
+def _(gate: Tensor, _up: Tensor) -> Tensor:
+    return gate.new_empty((), dtype=torch.float32)
+
+
 @_opened.register_fake
-def _(gate: Tensor, _up: Tensor) -> tuple[Tensor, Tensor]:
-    return gate.new_empty(gate.shape, dtype=FORWARD), gate.new_empty((), dtype=torch.float32)
+def _(gate: Tensor, _up: Tensor, _factor: Tensor) -> Tensor:
+    return gate.new_empty(gate.shape, dtype=FORWARD)
 
 
 @_closed.register_fake
