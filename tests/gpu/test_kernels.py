@@ -40,18 +40,35 @@ def by_kernel(made: Checked[Any], *operands: torch.Tensor) -> Any:
 def test_each_gives_what_torch_gives(name: str, key: tuple[int, int]) -> None:
     """By other numbers than it is checked with."""
     made = CHECKED[name]
-    sizes = (
-        (rows, 2 * inner),
-        (rows, 2 * rank),
-        (inner, rank),
-        (inner, rank),
-        (rows, inner),
-        (rows, rank),
-        (rank, inner),
-    )
-    operands = [drawn(*size) for size in sizes]
-    assert same(by_kernel(gated._OPENED, *operands[:4]), gated._opened_plain(*operands[:4]))
-    assert same(by_kernel(gated._CLOSED, *operands), gated._closed_plain(*operands))
+    operands = made.example(torch.Generator("cuda").manual_seed(1), key)
+    assert same(by_kernel(made, *operands), made.plain(*operands))
+
+
+@pytest.mark.parametrize("shape", [(1024, 14336), (1008, 4096), (4096, 400), (16, 16)])
+def test_what_is_written_both_ways_is_the_same(shape: tuple[int, int]) -> None:
+    """Bit by bit, and near what torch gives."""
+    torch.manual_seed(0)
+    gate, up, slope = (drawn(*shape) for _ in range(3))
+    factor = torch.tensor(0.02, device="cuda")
+    found = by_kernel(tensorwise._CLOSED, gate, up, slope, factor)
+    assert same(found, tensorwise._closed_plain(gate, up, slope, factor))
+    rounded = by_kernel(tensorwise._ROUNDED_BOTH, gate, factor / 100)
+    for plain, turned in ((found[0], found[2]), (found[1], found[3]), rounded):
+        assert torch.equal(plain.view(torch.uint8).t(), turned.view(torch.uint8))
+
+
+@pytest.mark.parametrize("rank", [1, 8, 16, 24, 64])
+@pytest.mark.parametrize("shape", [(1000, 14336), (70, 176), (1, 64)])
+def test_adapters_of_any_rank_are_added(shape: tuple[int, int], rank: int) -> None:
+    """Forward and backward."""
+    torch.manual_seed(0)
+    rows, inner = shape
+    raw, low, gate_up, up_up = drawn(rows, 2 * inner), drawn(rows, 2 * rank), drawn(inner, rank), drawn(inner, rank)
+    sent, thin, down = drawn(rows, inner), drawn(rows, rank), drawn(rank, inner)
+    found, wanted = by_kernel(gated._OPENED, raw, low, gate_up, up_up), gated._opened_plain(raw, low, gate_up, up_up)
+    assert same(found, wanted)
+    found = by_kernel(gated._CLOSED, raw, low, gate_up, up_up, sent, thin, down)
+    assert same(found, gated._closed_plain(raw, low, gate_up, up_up, sent, thin, down))
 
 
 @pytest.mark.filterwarnings("ignore:worldsize. torch's operations")
