@@ -19,6 +19,7 @@ _LINE, _LINE_WARPS = 4096, 8
 _ROWS, _COLUMNS, _WARPS = 16, 128, 4
 _TURNED = (128, 64, 8)
 """Rows, columns and warps of a tile that is written by columns too."""
+_MOST_RANK = 256
 _MOST, _MOST_BACK = torch.finfo(FORWARD).max, torch.finfo(BACKWARD).max
 
 
@@ -201,7 +202,7 @@ def opened(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> tuple[Te
     (columns, rank), rows = gate_up.shape, len(raw)
     grid = _tiles(rows, columns, (_ROWS, _COLUMNS))
     out, most = raw.new_empty(rows, columns), raw.new_empty(grid, dtype=torch.float32)
-    wide = max(16, triton.next_power_of_2(rank))
+    wide = _wide(rank)
     _open[grid](
         raw, low, gate_up, up_up, out, most, rows, columns, rank,
         ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=wide, num_warps=_WARPS,
@@ -216,7 +217,7 @@ def closed(  # what the operation has
     (columns, rank), rows = gate_up.shape, len(raw)
     grid = _tiles(rows, columns, (_ROWS, _COLUMNS))
     slopes, out = torch.empty_like(raw), raw.new_empty(rows, columns)
-    most, wide = raw.new_empty(grid, dtype=torch.float32), max(16, triton.next_power_of_2(rank))
+    most, wide = raw.new_empty(grid, dtype=torch.float32), _wide(rank)
     _close[grid](
         raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, columns, rank,
         ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=wide, num_warps=_WARPS,
@@ -281,6 +282,13 @@ def scaled(value: Tensor, scale: Tensor) -> Tensor:
     if count:
         _round[_line(count)](value, scale, _bits(out), count, MOST=_MOST, LINE=_LINE, num_warps=_LINE_WARPS)
     return out
+
+
+def _wide(rank: int) -> int:
+    """Of the rank's dimension in a product: GPUs multiply 16 at least."""
+    if rank > _MOST_RANK:
+        raise ValueError(f"a program holds factors of a rank up to {_MOST_RANK}, this is {rank}")
+    return max(16, int(triton.next_power_of_2(rank)))
 
 
 def _bits(value: Tensor) -> Tensor:
