@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,6 +91,31 @@ def test_autocast_says_in_what_it_is_computed() -> None:
     assert {value.grad.dtype for part in made for value in part.parameters() if value.grad is not None} == {
         torch.float32
     }
+
+
+@pytest.mark.parametrize("off", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", range(5))
+def test_what_is_no_number_is_not_hidden(where: int, off: float) -> None:
+    """Whether states or a weight have it: it reaches the gradients, where a run looks for it; no clamp makes a number of it."""
+    made = parts()
+    states = torch.randn(2, 24, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        (states[0] if where == 0 else made[where].weight)[3, 5] = off
+    states.requires_grad_()
+    found = both(made)[0](states)
+    of_states, *_ = gradients(torch.cat([each.flatten() for each in found]), states)
+    assert not of_states.isfinite().all()
+
+
+def test_a_shard_can_be_pickled() -> None:
+    """As any tensor that a program saves by itself."""
+    pytest.importorskip("torchao")
+    from torchao.float8.float8_training_tensor import LinearMMConfig
+
+    value = torch.randn(4, 4)
+    back = pickle.loads(pickle.dumps(fp8._shard()(value, LinearMMConfig(), torch.float8_e4m3fn)))
+    assert type(back) is fp8.Shard
+    assert torch.equal(back._tensor, value)
 
 
 def test_the_way_back_is_that_of_the_product() -> None:
