@@ -48,6 +48,8 @@ class Eight:
         emulated: round as a GPU would, and multiply in float32: for machines that cannot.
     """
 
+    _kind: type[Linear] = Linear
+
     def __init__(self, scaling: str, *, gathered: bool, emulated: bool = False) -> None:
         self.scaling, self._gathered = scaling, gathered and scaling == "tensorwise"
         self._emulated = emulated
@@ -65,19 +67,24 @@ class Eight:
         """
         left, count = [], 0
         for index, layer in enumerate(model.model.layers):
-            names = [name for name, module in layer.named_modules() if isinstance(module, Linear)]
-            for name in names:
-                base = layer.get_submodule(name)
-                assert isinstance(base, Linear)
-                if not _fits(base):
-                    left.append(f"layers.{index}.{name} ({base.out_features} x {base.in_features})")
-                    continue
-                layer.set_submodule(name, _projection().over(base, self._config(), own=self._own))
-                count += 1
-            if self._own:
-                _join(layer, _projection(), tensorwise.Joint, tensorwise.MLP)
+            there = {name: each for name, each in layer.named_modules() if isinstance(each, self._kind)}
+            fit = {name: each for name, each in there.items() if _fits(each)}
+            left += [
+                f"layers.{index}.{name} ({each.out_features} x {each.in_features})"
+                for name, each in there.items()
+                if name not in fit
+            ]
+            count += len(fit)
+            self._put(layer, fit)
         _tell(count, left, say)
         return model
+
+    def _put(self, layer: nn.Module, fit: dict[str, Linear]) -> None:
+        """In place of these, by their names."""
+        for name, base in fit.items():
+            layer.set_submodule(name, _projection().over(base, self._config(), own=self._own))
+        if self._own:
+            _join(layer, _projection(), tensorwise.Joint, tensorwise.MLP)
 
     def ready(self, unit: nn.Module) -> None:
         """Before a part of the model is sharded: its weights know how they travel. See `worldsize.strategies.base.Options`."""
@@ -107,6 +114,8 @@ class Eight:
 class FrozenEight(Eight):
     """Frozen projections with adapters: see `frozen`. Checkpoints hold their weights as they were."""
 
+    _kind = Adapted
+
     def __init__(self) -> None:
         super().__init__("tensorwise", gathered=False)
 
@@ -114,19 +123,12 @@ class FrozenEight(Eight):
         """What a person hears of it."""
         return "frozen projections in fp8"
 
-    def convert(self, model: Decoder, say: Callable[[str], None]) -> Decoder:
-        """Where sizes allow it: projections of the same states as one, the others alone."""
-        left, count = [], 0
-        for index, layer in enumerate(model.model.layers):
-            there = {each: name for name, each in layer.named_modules() if isinstance(each, Adapted)}
-            fit = [each for each in there if _fits(each)]
-            left += [f"layers.{index}.{name}" for each, name in there.items() if each not in fit]
-            count += len(fit)
-            fit = [each for each in fit if each not in _join(layer, Adapted, Together, Gated)]
-            for each in fit:
+    def _put(self, layer: nn.Module, fit: dict[str, Linear]) -> None:
+        """Projections of the same states as one, the others alone."""
+        joined = _join(layer, Adapted, Together, Gated)
+        for each in fit.values():
+            if isinstance(each, Adapted) and each not in joined:
                 each.eight = InEight(each)
-        _tell(count, left, say)
-        return model
 
     def moved(self, model: nn.Module) -> None:
         """Round what has changed: once, and after a checkpoint was read."""

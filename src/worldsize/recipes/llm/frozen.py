@@ -37,10 +37,25 @@ class Rounded(NamedTuple):
 
 def rounded(value: Tensor, kind: torch.dtype = FORWARD, largest: Tensor | None = None) -> Rounded:
     """Its largest value becomes the format's largest. `largest`: that value, where it is known."""
+    factor = factor_for(value.abs().amax() if largest is None else largest, kind)
+    return Rounded(divided(value, factor, kind), factor)
+
+
+def factor_for(largest: Tensor, kind: torch.dtype) -> Tensor:
+    """By which a tensor is divided, so that its largest value becomes the format's: 0-dim, float32."""
+    return largest.float().clamp(min=LEAST) / torch.finfo(kind).max
+
+
+def divided(value: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
+    """In eight bits; what is larger than the format's largest becomes that."""
     most = torch.finfo(kind).max
-    largest = value.abs().amax() if largest is None else largest
-    factor = largest.float().clamp(min=LEAST) / most
-    return Rounded((value.float() / factor).clamp(-most, most).to(kind), factor)
+    return (value.float() / factor).clamp(-most, most).to(kind)
+
+
+def computed_in(states: Tensor) -> torch.dtype:
+    """What autocast says, or the states' own."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
 def product(states: Tensor, weight: Tensor | Rounded, down: Tensor, up: Tensor) -> Tensor:
@@ -55,8 +70,7 @@ def product(states: Tensor, weight: Tensor | Rounded, down: Tensor, up: Tensor) 
     Returns:
         (..., outputs), in what autocast says, or the states' dtype.
     """
-    kind = states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    dtype = computed_in(states)
     states, down, up = (value.to(dtype) for value in (states, down, up))
     held = weight if isinstance(weight, Rounded) else (weight.to(dtype), None)
     found: Tensor = _Product.apply(states.flatten(0, -2), down, up, *held)  # type: ignore[no-untyped-call]

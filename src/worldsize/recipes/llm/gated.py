@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from worldsize.recipes.llm.checked import Checked, alike
-from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, Rounded, product_of_eight, rounded
+from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, Rounded, computed_in, product_of_eight, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +38,7 @@ def mlp(states: Tensor, wide: Rounded, narrow: Rounded, *adapters: Factors) -> T
     Returns:
         (..., size), in what autocast says, or the states' dtype.
     """
-    kind = states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    dtype = computed_in(states)
     (gate_down, gate_up), (up_down, up_up), (down_down, down_up) = (
         [factor.to(dtype) for factor in pair] for pair in adapters
     )

@@ -96,6 +96,11 @@ def _gate_and_up(raw, low, gate_up, up_up, rank, rows, columns, row, column, the
 
 
 @triton.jit
+def _gated(gate, up):
+    return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
 def _back(gate, up, slope):
     """Gradients of gate and up, and silu(gate) * up."""
     opened = tl.sigmoid(gate)
@@ -108,7 +113,7 @@ def _open(raw, low, gate_up, up_up, out, most, rows, columns, rank,
           ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr):  # fmt: skip
     row, column, there = _place(rows, columns, ROWS, COLUMNS)
     gate, up = _gate_and_up(raw, low, gate_up, up_up, rank, rows, columns, row, column, there, RANK)
-    found = (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty)
+    found = _gated(gate, up).to(out.dtype.element_ty)
     tl.store(out + row * columns + column, found, there)
     _store_most(most, found)
 
@@ -134,14 +139,14 @@ def _close(raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, 
 def _gate_most(gate, up, most, count, LINE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
     g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
-    _store_most(most, g * tl.sigmoid(g) * tl.load(up + at, at < count, 0.0).to(tl.float32))
+    _store_most(most, _gated(g, tl.load(up + at, at < count, 0.0).to(tl.float32)))
 
 
 @triton.jit
 def _gate_round(gate, up, factor, out, count, MOST: tl.constexpr, LINE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
     g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
-    found = g * tl.sigmoid(g) * tl.load(up + at, at < count, 0.0).to(tl.float32)
+    found = _gated(g, tl.load(up + at, at < count, 0.0).to(tl.float32))
     tl.store(out + at, _e4m3(found, tl.load(factor), MOST), at < count)
 
 
@@ -210,7 +215,7 @@ def opened(raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor) -> tuple[Te
     return out, most.amax()
 
 
-def closed(  # what the operation has
+def closed(
     raw: Tensor, low: Tensor, gate_up: Tensor, up_up: Tensor, sent: Tensor, thin: Tensor, down: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `gated._closed`."""

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from worldsize.recipes.llm.checked import Checked, alike
-from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, LEAST, Rounded, rounded
+from worldsize.recipes.llm.frozen import BACKWARD, FORWARD, Rounded, computed_in, divided, factor_for, rounded
 from worldsize.recipes.llm.gated import slopes_of
 
 if TYPE_CHECKING:
@@ -122,10 +122,8 @@ def scaled(value: Tensor, scale: Tensor) -> Tensor:
 
 def _flat(states: Tensor) -> Tensor:
     """(..., size) -> (rows, size), in what autocast says; so many rows that they can be summed over in eight bits."""
-    kind = states.device.type
-    flat = states.flatten(0, -2)
-    flat = functional.pad(flat, (0, 0, 0, -len(flat) % MULTIPLE)) if len(flat) % MULTIPLE else flat
-    return flat.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else flat
+    flat = states.flatten(0, -2).to(computed_in(states))
+    return functional.pad(flat, (0, 0, 0, -len(flat) % MULTIPLE)) if len(flat) % MULTIPLE else flat
 
 
 def _as(found: Tensor, states: Tensor) -> Tensor:
@@ -162,7 +160,7 @@ def _product(left: Rounded, right: Rounded, dtype: torch.dtype, *, fast: bool = 
 def _both_ways(gradient: Tensor) -> tuple[Rounded, Rounded]:
     """In eight bits, and the same turned."""
     gradient = gradient.contiguous()
-    factor = gradient.abs().amax().float().clamp(min=LEAST) / torch.finfo(BACKWARD).max
+    factor = factor_for(gradient.abs().amax(), BACKWARD)
     values, turned = _rounded_both(gradient, factor)
     return Rounded(values, factor), Rounded(turned, factor)
 
@@ -217,28 +215,23 @@ def _closed(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tu
 
 
 def _factor_plain(gate: Tensor, up: Tensor) -> Tensor:
-    return (functional.silu(gate.float()) * up.float()).abs().amax().clamp(min=LEAST) / torch.finfo(FORWARD).max
+    return factor_for((functional.silu(gate.float()) * up.float()).abs().amax(), FORWARD)
 
 
 def _opened_plain(gate: Tensor, up: Tensor, factor: Tensor) -> Tensor:
-    return _by(functional.silu(gate.float()) * up.float(), factor, FORWARD)
+    return divided(functional.silu(gate.float()) * up.float(), factor, FORWARD)
 
 
 def _closed_plain(gate: Tensor, up: Tensor, slope: Tensor, inner_factor: Tensor) -> tuple[Tensor, ...]:
     of_gate, of_up, inner = slopes_of(gate.float(), up.float(), slope.float())
-    factor = torch.stack([of_gate, of_up]).abs().amax().clamp(min=LEAST) / torch.finfo(BACKWARD).max
-    plain = [_by(each, factor, BACKWARD) for each in (of_gate, of_up)]
-    return *plain, *(each.t().contiguous() for each in (*plain, _by(inner, inner_factor, FORWARD))), factor
+    factor = factor_for(torch.stack([of_gate, of_up]).abs().amax(), BACKWARD)
+    plain = [divided(each, factor, BACKWARD) for each in (of_gate, of_up)]
+    return *plain, *(each.t().contiguous() for each in (*plain, divided(inner, inner_factor, FORWARD))), factor
 
 
 def _rounded_both_plain(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    values = _by(gradient.float(), factor, BACKWARD)
+    values = divided(gradient, factor, BACKWARD)
     return values, values.t().contiguous()
-
-
-def _by(value: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
-    most = torch.finfo(kind).max
-    return (value / factor).clamp(-most, most).to(kind)
 
 
 def _key(operand: Tensor, *_: Tensor) -> tuple[int, int]:
