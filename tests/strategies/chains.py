@@ -92,6 +92,15 @@ class Custom(nn.Sequential):
         super().__init__(nn.Linear(WIDTH, WIDTH), Squares(), Unit(), Squares(), Unit(), nn.Linear(WIDTH, 3), Three())
 
 
+class Compiled(nn.Sequential):
+    """A chain with parts that the program compiles itself, in both of torch's ways."""
+
+    def __init__(self) -> None:
+        whole: Any = torch.compile(Unit())
+        super().__init__(nn.Linear(WIDTH, WIDTH), Unit(), whole, nn.Linear(WIDTH, 3))
+        self[1].compile()
+
+
 class Still(Written):
     """Nothing before its last units is trained."""
 

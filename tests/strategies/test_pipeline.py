@@ -46,6 +46,13 @@ def test_a_backward_pass_in_halves_goes_through_functions_of_ones_own(schedule: 
     _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), ran(task, 1)[0])
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleavedzerobubble"])
+def test_a_program_may_compile_parts_of_its_stages(schedule: str) -> None:
+    """Shapes are found without what was compiled: it would take the addresses of tensors without memory."""
+    task = Task(chains.Compiled)
+    _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), ran(task, 1)[0])
+
+
 @pytest.mark.parametrize("layout", [{"strategy": "ddp"}, {"strategy": "fsdp"}])
 def test_stages_are_laid_over_ranks_by_another_strategy(layout: dict[str, str]) -> None:
     """Two stages of two ranks each; in the last step of an epoch one of them has nothing to do (B069)."""

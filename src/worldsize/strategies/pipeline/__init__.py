@@ -7,6 +7,7 @@
 | measure | what the parts of a chain cost |
 | shapes | what passes between stages, found without values |
 | line | a rank's stages and its neighbours |
+| halves | backward passes in two parts |
 | passage | one turn's micro-batches on their way |
 | flat | stages that are whole on their ranks |
 | strategy | the interface to the loop |

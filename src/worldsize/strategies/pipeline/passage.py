@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from worldsize.errors import LayoutError, StepError
+from worldsize.strategies.pipeline.halves import Half, divisible
 from worldsize.strategies.pipeline.order import BACKWARD, FORWARD, INPUTS, RECEIVE, SEND, WEIGHTS, Action
 from worldsize.strategies.pipeline.shapes import signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
 
@@ -62,7 +61,8 @@ class Passage:
         self._outputs: dict[At, list[Tensor]] = {}
         self._grads: dict[At, list[Tensor]] = {}
         self._works: dict[tuple[str, int, int], list[Any]] = {}
-        self._halves: dict[At, Any] = {}
+        self._halves: dict[At, Half] = {}
+        self._whole: set[At] = set()
         self._ends = {action.stage: action for action in self._order if action.kind in self._exchanging}
         self._do = {
             FORWARD: self._forward,
@@ -211,32 +211,31 @@ class Passage:
     def _backward_inputs(self, action: Action) -> None:
         _, stage, micro = action
         line, inputs = self._line, [value for value in self._inputs.get((stage, micro), []) if value.requires_grad]
-        if not line.halves:
+        if not line.halves or (inputs and not divisible(self._given(stage, micro))):
             self._backward(action)
+            self._whole.add((stage, micro))
         elif inputs:
             roots, grads = self._roots(stage, micro)
             if stage == line.last:
                 roots, grads = [(roots[0] * grads[0]).sum()], [torch.ones_like(grads[0].sum())]
-            graph = [root.view_as(root).grad_fn for root in roots]
-            _, half = stage_backward_input(roots, grads, inputs, iter(self._trained(stage)))
-            self._halves[stage, micro] = half, graph if _written_in_python(half) else None
+            self._halves[stage, micro] = Half.first(roots, grads, inputs, line.stages[stage])
             self._give_back(stage, micro)
 
     def _backward_weights(self, action: Action) -> None:
         _, stage, micro = action
-        line = self._line
-        if not line.halves:
+        line, half = self._line, self._halves.pop((stage, micro), None)
+        if (stage, micro) in self._whole:
             return
-        half, _graph = self._halves.pop((stage, micro), (None, None))
         if half is None:
             self._backward(action)
             return
         line.inner.exchange(line.stages[stage], last=action == self._ends[stage])
-        stage_backward_weight(iter(self._trained(stage)), half)
+        half.second(line.stages[stage])
         line.inner.sent(line.stages[stage])
 
-    def _trained(self, stage: int) -> list[nn.Parameter]:
-        return [value for value in self._line.stages[stage].parameters() if value.requires_grad]
+    def _given(self, stage: int, micro: int) -> list[Tensor]:
+        """What a stage's forward pass ended with."""
+        return [self._losses[micro][0]] if stage == self._line.last else self._outputs[stage, micro]
 
     def _roots(self, stage: int, micro: int) -> tuple[list[Tensor], list[Tensor]]:
         """Where a stage's backward pass begins, and with what gradients."""
@@ -306,8 +305,3 @@ def _unseen(stage: nn.Module) -> Iterator[None]:
     finally:
         for module, buffers in kept:
             module._buffers.update(buffers)  # noqa: SLF001
-
-
-def _written_in_python(half: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the second half begins at an autograd.Function: torch 2.11 frees those with the first half's graph."""
-    return any(isinstance(node, BackwardCFunction) for group in half for node in group["intermediates"])

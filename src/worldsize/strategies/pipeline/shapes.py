@@ -107,7 +107,9 @@ class Shapes:
             else torch.autocast(self._device.type, enabled=False)
         )
         try:
-            with torch.enable_grad(), reseeded(0), self._fake, cast:
+            # What a program compiled itself would hand the addresses of fake tensors to its kernels.
+            uncompiled = torch.compiler.set_stance("force_eager")
+            with torch.enable_grad(), reseeded(0), uncompiled, self._fake, cast:
                 args, kwargs = tree_map(self._faked, (args, kwargs))
                 return self._stages(args, kwargs) if self._cut.own else self._chain(args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
