@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import gc
 
+_ITS_OWN = 10_000
+"""Python 3.12 begins with some hundred frozen objects; a program that froze what it has imported, torch too, with many more."""
+
 
 class Garbage:
     """The collector, of one training. Does nothing where the program has settled it for itself."""
@@ -17,7 +20,7 @@ class Garbage:
 
     def spare(self) -> None:
         """Collect once; then leave what is there out of later searches. Objects still end when nothing holds them."""
-        if not gc.isenabled() or gc.get_freeze_count():
+        if not gc.isenabled() or gc.get_freeze_count() > _ITS_OWN:
             return
         gc.collect()
         gc.freeze()
