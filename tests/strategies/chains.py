@@ -93,12 +93,20 @@ class Custom(nn.Sequential):
 
 
 class Compiled(nn.Sequential):
-    """A chain with parts that the program compiles itself, in both of torch's ways."""
+    """A chain with parts that the program compiles itself: in place, and wrapped."""
 
     def __init__(self) -> None:
         whole: Any = torch.compile(Unit())
         super().__init__(nn.Linear(WIDTH, WIDTH), Unit(), whole, nn.Linear(WIDTH, 3))
         self[1].compile()
+
+
+class Bound(Written):
+    """A forward is compiled without its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.forward = torch.compile(self.norm.forward, backend="eager")  # type: ignore[method-assign]
 
 
 class Still(Written):
@@ -217,6 +225,12 @@ def padded(words: Sequence[Tensor]) -> Tensor:
 def label(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """One loss a sample."""
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+@torch.compile(backend="eager")
+def compiled(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The same, with the call of the model in a compiled function."""
+    return label(model, batch)
 
 
 def following(model: nn.Module, words: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from tests.strategies import chains
 from tests.strategies.chains import Task, Unit, numbers, ran, said
+from worldsize.strategies.pipeline.halves import divisible
 from worldsize.strategies.pipeline.order import SCHEDULES, Schedule
 
 if TYPE_CHECKING:
@@ -51,6 +53,20 @@ def test_a_program_may_compile_parts_of_its_stages(schedule: str) -> None:
     """Shapes are found without what was compiled: it would take the addresses of tensors without memory."""
     task = Task(chains.Compiled)
     _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), ran(task, 1)[0])
+
+
+def test_a_compiled_pass_is_not_halved() -> None:
+    """Its backward pass is one function."""
+    unit, x = Unit().double(), torch.ones(2, chains.WIDTH, dtype=torch.float64)
+    assert divisible([unit(x)])
+    unit.compile(backend="aot_eager")
+    assert not divisible([unit(x)])
+
+
+def test_a_function_that_calls_the_model_may_be_compiled() -> None:
+    """Shapes are found without its compiler's knowledge."""
+    task = Task(loss=chains.compiled, sizes=PP)
+    _same(task, ran(task, 2), _alone("written"))
 
 
 @pytest.mark.parametrize("layout", [{"strategy": "ddp"}, {"strategy": "fsdp"}])
@@ -163,6 +179,7 @@ REFUSED = {
     "split": (Task(options={"split": ["head"]}), "split must name modules", "'head'"),
     "splits": (Task(options={"split": ["norm", "tail"]}), "every stage but the first", "2 names for 2 stages"),
     "balance": (Task(options={"balance": "time"}), "balance='time' measures", "no sample"),
+    "bound": (Task(chains.Bound), "compiled without the module", "norm"),
     "values": (Task(chains.Picky), "depend on values", ""),
     "deepspeed": (Task(sizes={"strategy": "horovod"}), "whole models only", "pp=2"),
 }

@@ -51,6 +51,15 @@ def test_what_was_there_is_not_searched() -> None:
     spared.end()
 
 
+def test_a_program_may_freeze_before_it_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some 4,000 objects are there in its first line."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 4000)
+    before, spared = len(gc.get_objects()), Garbage()
+    spared.spare()
+    assert len(gc.get_objects()) > before / 2
+    spared.end()
+
+
 def test_what_python_itself_froze_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.12 begins with 375 such objects."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Part = tuple[str, nn.Module]
 """A module and its path in the model."""
+_COMPILED = "_torchdynamo_orig_callable"
+"""Functions that `torch.compile` returns have it."""
 
 
 @runtime_checkable
@@ -206,7 +208,19 @@ def _partition(costs: Sequence[float], groups: int) -> list[int]:
 
 
 def _check(model: nn.Module, found: Cut) -> None:
-    """Every parameter belongs to one stage."""
+    """Every parameter belongs to one stage, and every forward to its module: copies and ranks have it in other places."""
+    bound = [
+        path
+        for path, part in model.named_modules()
+        if hasattr(vars(part).get("forward"), _COMPILED)
+        and not hasattr(part, "_orig_mod")  # torch.compile(module) has both
+    ]
+    if bound:
+        raise LayoutError(
+            "a module's forward is compiled without the module: in a pipeline it would belong to another copy",
+            found=brief(bound),
+            do="module.compile() in place of module.forward = torch.compile(module.forward)",
+        )
     names = {value: name for name, value in model.named_parameters()}
     holders: dict[nn.Parameter, set[int]] = {}
     for index, stage in enumerate(found.stages):

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def divisible(ends: Sequence[Tensor]) -> bool:
-    """Whether what computed these can go backward in halves: not through what `torch.compile` made."""
-    return not any(hasattr(getattr(type(node), "_forward_cls", None), "compiled_bw") for node in _nodes(ends))
+    """Whether what computed these can go backward in halves.
+
+    Not through what `torch.compile` made: its backward pass is one function, which has given its buffers away after the
+    first half, or would run twice. Nor where nothing is to be differentiated.
+    """
+    compiled = (hasattr(getattr(type(node), "_forward_cls", None), "compiled_bw") for node in _nodes(ends))
+    return any(value.requires_grad for value in ends) and not any(compiled)
 
 
 @dataclass(slots=True)

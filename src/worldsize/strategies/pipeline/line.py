@@ -82,7 +82,7 @@ class Line:
         shapes: what passes between stages.
         wire: the other ranks.
         unpacks: whether a tuple that a stage returns is the next one's arguments.
-        halves: whether a backward pass may be taken in two halves.
+        halves: whether a backward pass may be taken in two halves; only for stages whose strategy exchanges at the turn's end.
     """
 
     rank: int

@@ -63,6 +63,7 @@ class Passage:
         self._works: dict[tuple[str, int, int], list[Any]] = {}
         self._halves: dict[At, Half] = {}
         self._whole: set[At] = set()
+        self._divisible: dict[int, bool] = {}
         self._ends = {action.stage: action for action in self._order if action.kind in self._exchanging}
         self._do = {
             FORWARD: self._forward,
@@ -211,7 +212,7 @@ class Passage:
     def _backward_inputs(self, action: Action) -> None:
         _, stage, micro = action
         line, inputs = self._line, [value for value in self._inputs.get((stage, micro), []) if value.requires_grad]
-        if not line.halves or (inputs and not divisible(self._given(stage, micro))):
+        if not line.halves or (inputs and not self._divides(stage, micro)):
             self._backward(action)
             self._whole.add((stage, micro))
         elif inputs:
@@ -233,9 +234,12 @@ class Passage:
         half.second(line.stages[stage])
         line.inner.sent(line.stages[stage])
 
-    def _given(self, stage: int, micro: int) -> list[Tensor]:
-        """What a stage's forward pass ended with."""
-        return [self._losses[micro][0]] if stage == self._line.last else self._outputs[stage, micro]
+    def _divides(self, stage: int, micro: int) -> bool:
+        """Whether a stage's backward passes can be halved: looked at once a turn."""
+        if stage not in self._divisible:
+            ends = [self._losses[micro][0]] if stage == self._line.last else self._outputs[stage, micro]
+            self._divisible[stage] = divisible(ends)
+        return self._divisible[stage]
 
     def _roots(self, stage: int, micro: int) -> tuple[list[Tensor], list[Tensor]]:
         """Where a stage's backward pass begins, and with what gradients."""

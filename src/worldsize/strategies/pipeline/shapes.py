@@ -7,6 +7,8 @@ through that copy, and what goes in and out of the parts is noted. It also shows
 from __future__ import annotations
 
 import copy
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from worldsize.errors import LayoutError
 from worldsize.runtime.seeds import reseeded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -96,7 +98,8 @@ class Shapes:
         if key not in self._known:
             for module, twin in zip(model.modules(), self._model.modules(), strict=True):
                 twin.training = module.training
-            self._known[key] = self._trace(args, kwargs)
+            # Hidden from a program that compiles around its call of the model.
+            self._known[key] = torch.compiler.disable(self._trace)(args, kwargs)
         return self._known[key]
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
@@ -107,9 +110,7 @@ class Shapes:
             else torch.autocast(self._device.type, enabled=False)
         )
         try:
-            # What a program compiled itself would hand the addresses of fake tensors to its kernels.
-            uncompiled = torch.compiler.set_stance("force_eager")
-            with torch.enable_grad(), reseeded(0), uncompiled, self._fake, cast:
+            with torch.enable_grad(), reseeded(0), _uncompiled(), self._fake, cast:
                 args, kwargs = tree_map(self._faked, (args, kwargs))
                 return self._stages(args, kwargs) if self._cut.own else self._chain(args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -163,6 +164,14 @@ class Shapes:
         if not isinstance(value, torch.Tensor):
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self._device)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """What a program compiled itself would hand the addresses of fake tensors to its kernels. Holds for all threads."""
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on purpose, here
+        yield
 
 
 class _Watch:
