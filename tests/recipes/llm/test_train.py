@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -148,6 +150,15 @@ def test_evaluation_is_over_tokens(tmp_path: Path, given: dict[str, Any]) -> Non
         scores.append({row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row})
     assert sorted(scores[0]) == [3, STEPS - 1]
     assert scores[0] == pytest.approx(scores[1], rel=1e-10)
+
+
+def test_an_evaluation_of_nothing_said_is_over_rows_kept_back(
+    tmp_path: Path, given: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with the seed's flags, which name no data for it. Said with their number."""
+    settings = {**given, "output_dir": str(tmp_path), "strategy": "single", "eval_steps": "2", "train_steps": "2"}
+    assert math.isfinite(train(LLMConfig.of(settings))["eval_loss"])
+    assert re.search(r"eval_steps without eval_data: 1 of \d+ rows are kept back", capsys.readouterr().out)
 
 
 @pytest.mark.matrix

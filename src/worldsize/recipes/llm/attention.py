@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -67,9 +67,48 @@ def kernel(name: str, device: torch.device, size: int) -> Kernel:
         return Flexible()
     if name == "auto":
         return Scaled("sdpa", packed=Flexible() if cuda and size >= _NARROWEST else None)
-    return Scaled(name)
+    # It takes no masks.
+    return Scaled(name, packed=Flexible() if name == "flash" and size >= _NARROWEST else None)
 
 
+class Heads(NamedTuple):
+    """How many there are, and of what size."""
+
+    queries: int
+    keys: int
+    size: int
+
+
+def told(kernel: Kernel, heads: Heads, device: torch.device, dtype: torch.dtype, *, packed: bool) -> str:
+    """Which kernel computes rows on this device: of torch's own the one that it chooses for such heads.
+
+    Raises:
+        ConfigError: that one does not.
+    """
+    if not isinstance(kernel, Scaled) or (packed and kernel.packed is not None):
+        return Flexible.name
+    query, key = (
+        torch.empty(1, count, _SHOWN, heads.size, device=device, dtype=dtype, requires_grad=True)
+        for count in (heads.queries, heads.keys)
+    )
+    mask = torch.ones(1, 1, _SHOWN, _SHOWN, dtype=torch.bool, device=device) if packed else None
+    backends = _BACKENDS.get(kernel.name)
+    with sdpa_kernel(backends) if backends else nullcontext():
+        chosen = torch._fused_sdp_choice(  # noqa: SLF001 - torch says it nowhere else
+            query, key, key, mask, is_causal=mask is None, enable_gqa=heads.queries != heads.keys
+        )
+    if chosen == SDPBackend.ERROR.value:
+        raise ConfigError(
+            f"attention={kernel.name} does not compute these heads",
+            found=f"{heads.queries} of {heads.size} for {heads.keys}, {dtype} on {device.type}",
+            do="leave it at auto",
+        )
+    name = SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
+    return kernel.name if kernel.name == name else f"{kernel.name} ({name})"
+
+
+_SHOWN = 128
+"""Positions of the rows that torch is shown to choose."""
 _BACKENDS = {
     "math": [SDPBackend.MATH],
     "flash": [SDPBackend.FLASH_ATTENTION],

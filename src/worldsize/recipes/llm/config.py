@@ -36,7 +36,7 @@ class LLMConfig(Given):
     eval_data: Place = None
     """The same for evaluation. Not given: eval_share of the rows of data_path."""
     eval_share: Share = 0.0
-    """Which part of the rows is kept back for evaluation where eval_data is not given."""
+    """Which part of the rows is kept back for evaluation where eval_data is not given. With eval_steps and neither: 0.01."""
     tokenizer: Place = None
     """A folder with the tokenizer. Not given: init_ckpt."""
     cache_dir: Place = None

@@ -34,9 +34,10 @@ _FORM = 2
 """Of what is kept in caches; raise it where that changes."""
 TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "chat_template.jinja",
+    "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates",
 )  # fmt: skip
-"""Files that a tokenizer may be made of."""
+"""Files that a tokenizer may be made of, and a folder of them."""
 _MOST = 1_000_000
 """Lines whose numbers are kept to be told."""
 _TOLD = 5
@@ -74,7 +75,7 @@ class Rows:
     """
 
     def __init__(self, tokens: Tokens, length: int, *, packed: bool, multiple: int = 1) -> None:
-        self._tokens, self._length, self._packed, self._multiple = tokens, length, packed, multiple
+        self._tokens, self._length, self.packed, self._multiple = tokens, length, packed, multiple
         self._starts, self._sizes = tokens.plans["starts"], tokens.plans["sizes"]
         self._items, self._rows = tokens.plans["items"], tokens.plans["rows"]
 
@@ -88,13 +89,13 @@ class Rows:
         sizes = [len(piece[0]) for piece in pieces]
         places = np.concatenate([np.arange(size) for size in sizes])
         found = {"tokens": tokens, "labels": labels, "position_ids": places}
-        if self._packed:
+        if self.packed:
             found["documents"] = np.repeat(np.arange(len(sizes)), sizes)
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
     def collate(self, rows: list[Batch]) -> Batch:
         """Rows of one length: packed ones the longest there may be, else that of the longest."""
-        longest = self._length if self._packed else max(len(row["tokens"]) for row in rows)
+        longest = self._length if self.packed else max(len(row["tokens"]) for row in rows)
         length = longest + -longest % self._multiple
         return {name: torch.stack([_padded(row[name], length, _FILL[name]) for row in rows]) for name in rows[0]}
 

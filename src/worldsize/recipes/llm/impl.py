@@ -6,6 +6,7 @@ a head that never holds all logits, weights read shard by shard) is refused or l
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from worldsize.recipes.llm import attention, data, fp8, lora, losses, shape
 from worldsize.recipes.llm.model import Decoder, Ways
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
     from worldsize.recipes.llm.lora import Lora
 
 
+_COMPUTED = {
+    "bf16": torch.bfloat16, fp8.NAME: torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64,
+}  # fmt: skip
+"""What attention is computed in."""
+
+
 class Impl(Protocol):
     """One way to have a model."""
 
@@ -33,8 +41,8 @@ class Impl(Protocol):
     packs: bool
     """Whether several documents may share a row."""
 
-    def told(self) -> str:
-        """What a person hears of it."""
+    def told(self, *, packed: bool) -> str:
+        """What a person hears of it; whether rows hold several documents."""
         ...
 
     def flops(self, length: int) -> float:
@@ -65,20 +73,20 @@ class Native:
 
     def __init__(
         self, folder: Path, form: shape.Shape, ways: Ways, adapters: Lora | None = None, eight: Eight | None = None,
-        *, cuts: int = 1,
+        *, kernel: Callable[..., str], cuts: int = 1,
     ) -> None:  # fmt: skip
         self._folder, self._form, self._ways, self._adapters, self._eight = folder, form, ways, adapters, eight
-        self._multiple = ways.parts * cuts
+        self._kernel, self._multiple = kernel, ways.parts * cuts
         self.vocabulary = form.vocabulary
         self._added = 0
         """Parameters of adapters, once they are placed."""
 
-    def told(self) -> str:
+    def told(self, *, packed: bool) -> str:
         """See `Impl`."""
         adapters = f"; adapters of rank {self._adapters.rank}" if self._adapters else ""
         size = f"{self._form.family}, {self._form.parameters:,} parameters"
         eight = f"; {self._eight.told()}" if self._eight else ""
-        return f"{size}; attention: {self._ways.kernel.name}{adapters}{eight}"
+        return f"{size}; attention: {self._kernel(packed=packed)}{adapters}{eight}"
 
     def flops(self, length: int) -> float:
         """See `Impl`. Of a frozen weight no gradient is computed: four for it, and six for what is trained beside it."""
@@ -152,11 +160,21 @@ class Transformers:
                 "lora_rank is for the native decoder", found=f"{config.lora_rank}, model_type {self._family!r}",
                 do="train all weights of it",
             )  # fmt: skip
+        asked = [
+            name for name in ("attention", "packing") if name in config.model_fields_set and getattr(config, name)
+        ]
+        if asked:
+            raise ConfigError(
+                f"{asked[0]} is for the native decoder",
+                found=f"{getattr(config, asked[0])}, model_type {self._family!r}",
+                do="leave it out; use_flash_attn chooses between sdpa and plain products",
+            )
         self._kernel = "sdpa" if config.use_flash_attn else "eager"
         self._count = 0
 
-    def told(self) -> str:
+    def told(self, *, packed: bool) -> str:
         """See `Impl`."""
+        del packed
         return f"{self._family} by transformers, {self._count:,} parameters; attention: {self._kernel}"
 
     def flops(self, length: int) -> float:
@@ -233,4 +251,12 @@ def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
         compiled=config.compile and device.type == "cuda",
         parts=1 if form.vocabulary % parts else parts,
     )
-    return Native(folder, form, ways, lora.of(config), fp8.of(config, device), cuts=config.context_parallel_size)
+    if name == "flash" and any(form.windows):
+        raise ConfigError(
+            "attention=flash computes no windows", found=f"model_type {form.family!r}", do="leave it at auto"
+        )
+    tensor = config.model_parallel_size
+    heads = attention.Heads(max(1, form.heads // tensor), max(1, form.kv_heads // tensor), form.head_dim)
+    told = partial(attention.told, ways.kernel, heads, device, _COMPUTED[config.precision])
+    cuts = config.context_parallel_size
+    return Native(folder, form, ways, lora.of(config), fp8.of(config, device), kernel=told, cuts=cuts)

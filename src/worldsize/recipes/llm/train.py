@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from worldsize.recipes.llm.data import Batch, Rows, Stream
 
 
+_SHARE = 0.01
+"""Which part of the rows is kept back where an evaluation is asked for, and not of what."""
+
+
 def train(config: LLMConfig) -> dict[str, Any]:
     """Train as the settings say, from where the run folder stands.
 
@@ -72,7 +76,7 @@ def train(config: LLMConfig) -> dict[str, Any]:
     how = Recomputation(Mode.parse(config.activation_checkpointing))
     fresh = config.from_scratch or run.comm.broadcast(begun is not None)
     model = own.place(run, _options(config, rest, how), fresh=fresh)
-    run.say(f"{own.told()}; data: {_told(rows)}")
+    run.say(f"{own.told(packed=getattr(rows, 'packed', False))}; data: {_told(rows)}")
     optimizer = run.optimizer(lambda placed: _adamw(config, placed), model, clip=config.clip or None)
     run.schedule(optimizer, lambda made: _schedule(config, made, run.total_steps))
     bench = fitting.Bench(
@@ -92,14 +96,16 @@ def train(config: LLMConfig) -> dict[str, Any]:
         step.update()
         meter.add(step.totals["positions"])
         if _due(config.log_steps, step.index + 1, run.total_steps):
-            run.log(meter.read())
+            run.log(meter.read(run.comm))
         if kept is not None and _due(config.eval_steps, step.index + 1, run.total_steps):
             own.moved(model)
-            scores = _evaluated(run, partial(own.losses, model), _loader(micro, kept, rows, shuffle=False))
+            with meter.paused():
+                scores = _evaluated(run, partial(own.losses, model), _loader(micro, kept, rows, shuffle=False))
             run.log(scores)
         if looks is not None and _due(config.generate_steps, step.index + 1, run.total_steps):
             own.moved(model)
-            looks.look(run, partial(own.logits, model), step.index + 1)
+            with meter.paused():
+                looks.look(run, partial(own.logits, model), step.index + 1)
     return {**run.result, **scores}
 
 
@@ -136,6 +142,9 @@ def _parted(config: LLMConfig, rows: Any, own: impl.Impl) -> tuple[Any, Any]:
     if config.eval_data is not None:
         return rows, _rows(config, config.eval_data, own, _say)
     count = round(len(rows) * config.eval_share)
+    if config.eval_steps and "eval_share" not in config.model_fields_set and len(rows) > 1:
+        count = max(1, round(len(rows) * _SHARE))
+        _say(f"eval_steps without eval_data: {count:,} of {len(rows):,} rows are kept back (eval_share {_SHARE:g})")
     if count == len(rows) or (config.eval_share and config.eval_steps and not count):
         raise DataError(
             f"eval_share {config.eval_share:g} leaves none to {'train' if count else 'evaluate'} on",
