@@ -123,7 +123,7 @@ def test_a_chat_that_the_template_does_not_take_is_said_with_its_line(
     path.write_text("\n" + path.read_text())
     other = folders.tokenizer()
     other.chat_template = template
-    with pytest.raises(DataError, match=rf"d\.jsonl:2: the .*template.*{found}"):
+    with pytest.raises(DataError, match=rf"d\.jsonl:2:1: the .*template.*{found}"):
         documents(other, path)
 
 
