@@ -55,6 +55,24 @@ def test_a_program_may_compile_parts_of_its_stages(schedule: str) -> None:
     _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), ran(task, 1)[0])
 
 
+@pytest.mark.parametrize("init", ["here", "meta"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleavedzerobubble", "zbvzerobubble"])
+def test_stages_may_share_a_weight(schedule: str, init: str) -> None:
+    """On two ranks, or on one that has both ends: gradients are summed, and counted once."""
+    task = Task(chains.Tied)
+    found = ran(replace(task, sizes=PP, options={"schedule": schedule, "init": init}), 2)
+    _same(task, found, ran(replace(task, options={"init": init}), 1)[0])
+    assert found[0]["weights"] == found[1]["weights"]
+    assert found[0]["weights"]["0.weight"] == found[0]["weights"]["3.weight"]
+
+
+@pytest.mark.parametrize("layout", [{"strategy": "ddp"}, {"strategy": "fsdp"}])
+def test_shards_of_a_weight_may_be_shared(layout: dict[str, str]) -> None:
+    """Each end of the pipeline has its own over ranks that have the same stage."""
+    task = Task(chains.Tied)
+    _same(task, ran(replace(task, sizes=PP | layout, options={"schedule": "1f1b"}), 4), ran(task, 1)[0])
+
+
 def test_a_compiled_pass_is_not_halved() -> None:
     """Its backward pass is one function."""
     unit, x = Unit().double(), torch.ones(2, chains.WIDTH, dtype=torch.float64)
@@ -166,7 +184,11 @@ def _lonely() -> nn.Module:
 REFUSED = {
     "residual": (Task(chains.Residual), "no chain", "after 'tail.1' its forward computes something"),
     "order": (Task(chains.Backwards), "no chain", "calls 'first' after 'units.0'"),
-    "tied": (Task(chains.Tied), "share parameters", "0.weight"),
+    "tied": (
+        Task(chains.Tied, sizes={"strategy": "fsdp"}, options={"schedule": "zbvzerobubble"}),
+        "share parameters on one rank",
+        "0.weight",
+    ),
     "loose": (Task(chains.Loose), "outside of the modules", "scale"),
     "few": (Task(_lonely), "fewer modules with parameters", "1 modules in a row, 2 stages"),
     "schedule": (Task(options={"schedule": "gpip"}), "'gpip' is not known", "gpipe"),

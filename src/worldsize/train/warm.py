@@ -41,10 +41,17 @@ def start(
         CheckpointError: names or shapes do not fit, with counts and examples.
     """
     live = placed.strategy.state(placed.module)
-    everywhere = {name for names in comm.gather(sorted(live)) for name in names}
+    met = comm.gather((sorted(live), _ties(placed.module)))
+    everywhere = {name for names, _ in met for name in names}
+    ties = [
+        tie
+        for index, (_, held) in enumerate(met)
+        for tie in held
+        if all(tie not in other for _, other in met[:index])
+    ]
     spared = {name for name in everywhere if fresh and fnmatch(name, fresh)}
     found = foreign.open_weights(source, trust=trust)
-    ties, there = _ties(placed.module), {name: name for name in found.facts}
+    there = {name: name for name in found.facts}
     names = (
         _names(source, placed.name, there, everywhere - spared, ties)
         if strict

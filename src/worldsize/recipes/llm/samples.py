@@ -106,7 +106,9 @@ class Encoder:
                 try:
                     tokens, learnt = next(made)
                 except DataError as error:
-                    raise DataError(f"{lines.path}:{number}:1: {error.what}", found=error.found, do=error.do) from error
+                    raise DataError(
+                        f"{lines.path}:{number}:1: {error.what}", found=error.found, do=error.do
+                    ) from error
                 yield Document(tokens, learnt, number)
 
     def _texts(self, records: Iterable[dict[str, Any]]) -> Iterator[tuple[list[int], list[bool] | None]]:

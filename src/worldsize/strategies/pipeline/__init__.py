@@ -8,6 +8,7 @@
 | shapes | what passes between stages, found without values |
 | line | a rank's stages and its neighbours |
 | halves | backward passes in two parts |
+| ties | parameters that several stages share |
 | passage | one turn's micro-batches on their way |
 | flat | stages that are whole on their ranks |
 | strategy | the interface to the loop |

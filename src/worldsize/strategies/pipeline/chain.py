@@ -208,7 +208,7 @@ def _partition(costs: Sequence[float], groups: int) -> list[int]:
 
 
 def _check(model: nn.Module, found: Cut) -> None:
-    """Every parameter belongs to one stage, and every forward to its module: copies and ranks have it in other places."""
+    """Every parameter belongs to a stage, and every forward to its module: copies and ranks have it in other places."""
     bound = [
         path
         for path, part in model.named_modules()
@@ -233,13 +233,6 @@ def _check(model: nn.Module, found: Cut) -> None:
     foreign = [f"{tuple(value.shape)}" for value in holders if value not in names]
     if foreign:
         raise LayoutError("pipeline_stages holds parameters that the model does not have", found=brief(foreign))
-    tied = [name for value, name in names.items() if len(holders.get(value, ())) > 1]
-    if tied:
-        raise LayoutError(
-            "stages of a pipeline share parameters: each would train its own copy",
-            found=brief(tied),
-            do="cut so that both uses lie in one stage (split=), untie them, or use fsdp or tp",
-        )
     left = [name for value, name in names.items() if value not in holders]
     if left:
         raise LayoutError(

@@ -46,6 +46,20 @@ class Wire:
         room = [fact.empty(self._device) for fact in passed]
         return room, self._begin(dist.irecv, room, source)
 
+    def trade(self, mine: Tensor, peers: Sequence[int]) -> list[Tensor]:
+        """Give these ranks a tensor and have theirs of the same shape. Called by all of them."""
+        sent = mine.to(self._device)
+        room = [torch.empty_like(sent) for _ in peers]
+        both = [(dist.isend, [sent] * len(room)), (dist.irecv, room)]
+        swaps = [
+            dist.P2POp(verb, tensor, self._rank(peer), group=self.group)
+            for verb, tensors in both
+            for tensor, peer in zip(tensors, peers, strict=True)
+        ]
+        for work in dist.batch_isend_irecv(swaps):
+            work.wait()
+        return [each.to(mine.device) for each in room]
+
     def wait(self) -> None:
         """Until everything that was sent has left."""
         for _, works in self._away:

@@ -22,6 +22,7 @@ from worldsize.strategies.pipeline.measure import costs
 from worldsize.strategies.pipeline.order import Schedule
 from worldsize.strategies.pipeline.passage import Passage
 from worldsize.strategies.pipeline.shapes import Shapes
+from worldsize.strategies.pipeline.ties import Shared, between
 from worldsize.strategies.routing import route
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Pipeline(Strategy):
         self.grid = self._inner.grid
         self.padding = self._inner.padding  # type: ignore[misc]
         self._line: Line | None = None
+        self._shared: Shared | None = None
         self._turn: Passage | None = None
         self._parameters: list[str] = []
         self._state: dict[str, tuple[int, Tensor]] = {}
@@ -70,11 +72,15 @@ class Pipeline(Strategy):
         if options.init == "here":
             self._inner.refuse_differences(model)
         cut = chain.cut(model, schedule.stages, options, costs(model, options, self.setting))
+        ties = between(model, cut, schedule, alone=isinstance(self._inner, Flat) and self._inner.ranks == 1)
         self._note(model, cut, schedule)
         shapes = Shapes(model, cut, self.device, self.setting.precision)
         plan = self._plan(model, cut, options)
         rank = self.grid.where("pp")
         mine = schedule.held(rank)
+        for tie in ties:
+            if rank in tie.ranks:
+                tie.fill(fill)
         for path, part in cut.parts:
             if any((path, part) in cut.stages[stage] for stage in mine):
                 fill(part)
@@ -88,6 +94,7 @@ class Pipeline(Strategy):
         self._line = Line(
             rank, schedule, dict(zip(mine, placed, strict=True)), self._inner, shapes, wire, cut.own, halves,  # type: ignore[arg-type]
         )  # fmt: skip
+        self._shared = Shared(model, ties, rank, wire)
         return route(model, _Entry(self, model), replace(self.setting.precision, autocast=None), self.device)
 
     def open(self, model: nn.Module, batches: Sequence[Coming]) -> None:
@@ -116,6 +123,8 @@ class Pipeline(Strategy):
         self._turn = None
         for stage in self._lined().stages.values():
             self._inner.close(stage)
+        assert self._shared is not None
+        self._shared.sum_()
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The program calls the model.
@@ -149,6 +158,8 @@ class Pipeline(Strategy):
 
     def norm(self, grads: Sequence[Tensor]) -> Tensor:
         """Over the gradients of all stages together, the same number on all ranks. Collective."""
+        if self._shared is not None:
+            grads = self._shared.once(grads)
         mine = self._inner.norm(grads)
         squared = mine.double().square()
         dist.all_reduce(squared, group=self._lined().wire.group)
