@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from worldsize.recipes.llm import gated, tensorwise
+from worldsize.recipes.llm import gated, rotary, tensorwise
 from worldsize.recipes.llm.checked import Checked, same
 
 OLD = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
@@ -90,3 +90,20 @@ def test_what_is_no_number_is_not_hidden(which: int, off: float) -> None:
         assert not by_kernel(tensorwise._FACTOR, *operands[:2]).isfinite()
     wide = torch.cat(operands[:2], -1), drawn(112, 16), drawn(208, 8), drawn(208, 8)
     assert not by_kernel(gated._CLOSED, *wide, operands[2], drawn(112, 8), drawn(8, 208))[-1].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("tables", [1, 2])
+def test_heads_turn_as_by_torch(dtype: torch.dtype, tables: int) -> None:
+    """Also those that are cut out of a wider row; the way back turns them back."""
+    torch.manual_seed(0)
+    row = torch.randn(2, 48, 5 * 64, device="cuda", dtype=dtype, requires_grad=True)
+    heads = row[..., : 3 * 64].view(2, 48, 3, 64)
+    angles = torch.rand(tables, 48, 1, 32, device="cuda").repeat(1, 1, 1, 2)
+    turn = angles.cos().to(dtype), angles.sin().to(dtype)
+    assert rotary._ROTATED.chosen(heads.device, rotary._key(heads, *turn)) is not rotary._ROTATED.plain
+    sent = torch.randn(heads.shape, device="cuda", dtype=dtype)
+    found, wanted = rotary.in_one_pass(heads, *turn), rotary.rotate(heads, *turn)
+    assert type(found.grad_fn).__name__ == "_RotationBackward"
+    assert same(found, wanted)
+    assert same(torch.autograd.grad(found, row, sent)[0], torch.autograd.grad(wanted, row, sent)[0])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.recipes.llm import folders
 from worldsize.errors import ConfigError
 from worldsize.recipes.llm import attention, losses, shape
-from worldsize.recipes.llm.model import Decoder, Ways
+from worldsize.recipes.llm.model import Decoder, Norm, Ways
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,6 +198,32 @@ def test_kernels_agree(name: str) -> None:
     decoder = ours(model, written(model), Ways(attention.kernel(name, torch.device("cpu"), 8)))
     with torch.no_grad():
         torch.testing.assert_close(decoder(tokens), model(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_norms_are_one_operation_or_several(monkeypatch: pytest.MonkeyPatch, *, fused: bool) -> None:
+    """As `--use_fused_ops` says; the numbers are the same."""
+    model = folders.made("qwen3")
+    decoder, plain, calls = ours(model, written(model), Ways(fused=fused)), torch.rms_norm, list[int]()
+
+    def noted(*of: Any) -> torch.Tensor:
+        calls.append(1)
+        return plain(*of)
+
+    monkeypatch.setattr(torch, "rms_norm", noted)
+    tokens = torch.randint(0, 160, (2, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(decoder(tokens), model(tokens).logits, rtol=1e-5, atol=1e-5)
+    norms = sum(isinstance(each, torch.nn.RMSNorm) for each in decoder.modules())
+    assert len(calls) == (norms if fused else 0)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
+def test_norms_by_several_operations_round_as_one(kind: torch.dtype) -> None:
+    """They compute in float32 at least, and give what they were given."""
+    states = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).to(kind)
+    one, several = (Norm(32, 1e-6, Ways(fused=fused)).to(kind)(states) for fused in (True, False))
+    torch.testing.assert_close(one, several)
 
 
 def test_a_kernel_that_is_not_here_is_refused() -> None:

@@ -139,7 +139,8 @@ class LLMConfig(Given):
     attention: Text = None
     """A kernel by name, in place of that: sdpa, flash, cudnn, math, flex."""
     use_fused_ops: Flag = True
-    """Head and loss in one pass that never holds all logits, and a fused optimizer; false: one operation after another."""
+    """Norms, rotary positions, head with loss (never all logits at once) and optimizer in one pass each; false: operation by
+    operation."""
     compile: Flag = False
     """Compile the layers."""
     reshard: Annotated[float, by(modes.reshard)] = 1.0

@@ -247,7 +247,7 @@ def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
     parts = config.model_parallel_size if config.sequence_parallel and config.pipe_parallel_size == 1 else 1
     ways = Ways(
         attention.kernel(name, device, form.head_dim),
-        chunked=config.use_fused_ops,
+        fused=config.use_fused_ops,
         compiled=config.compile and device.type == "cuda",
         parts=1 if form.vocabulary % parts else parts,
     )

@@ -1,5 +1,7 @@
 # ruff: noqa: ANN001, ANN202, N803, PLR0917 - Triton's functions have no types, its constants are written large
-"""Room: passes over a layer's widest tensors as kernels (Triton, CUDA only). What each gives is said in `gated`, `tensorwise`.
+"""Room: passes over a layer's widest tensors as kernels (Triton, CUDA only).
+
+What each gives is said in `gated`, `tensorwise`, `rotary`.
 
 A program has a line of numbers, or a tile of rows and columns. An adapter's part of a tile is a product over the adapter's
 rank, whose factors stay in the cache. e5m2 is made of float16 by whole numbers: in tiles that are also written by
@@ -136,6 +138,22 @@ def _close(raw, low, gate_up, up_up, sent, thin, down, slopes, out, most, rows, 
 
 
 @triton.jit
+def _rotate(heads, stride, cosines, sines, out, period, count, half, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """All heads of one position, a row of which is `stride` long; tables begin anew after `period` rows."""
+    row = tl.program_id(0).to(tl.int64)
+    head, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
+    there, at = (head < count) & (pair < half), head * (2 * half) + pair
+    first = tl.load(heads + row * stride + at, there, 0.0).to(tl.float32)
+    second = tl.load(heads + row * stride + at + half, there, 0.0).to(tl.float32)
+    turn = (row % period) * (2 * half) + pair
+    cosine = tl.load(cosines + turn, pair < half, 0.0).to(tl.float32)
+    sine = tl.load(sines + turn, pair < half, 0.0).to(tl.float32)
+    into = out + row * (count * 2 * half) + at
+    tl.store(into, (first * cosine - second * sine).to(out.dtype.element_ty), there)
+    tl.store(into + half, (second * cosine + first * sine).to(out.dtype.element_ty), there)
+
+
+@triton.jit
 def _gate_most(gate, up, most, count, LINE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
     g = tl.load(gate + at, at < count, 0.0).to(tl.float32)
@@ -228,6 +246,20 @@ def closed(
         ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=wide, num_warps=_WARPS,
     )  # fmt: skip
     return slopes, out, most.amax()
+
+
+def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """See `rotary._rotated`."""
+    samples, length, count, size = heads.shape
+    if heads.stride()[2:] != (size, 1) or (samples > 1 and heads.stride(0) != length * heads.stride(1)):
+        heads = heads.contiguous()
+    out = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    if len(out):
+        _rotate[(samples * length,)](
+            heads, heads.stride(1), cosines.contiguous(), sines.contiguous(), out, len(cosines) * length, count, size // 2,
+            HEADS=triton.next_power_of_2(count), HALF=triton.next_power_of_2(size // 2), num_warps=_WARPS,
+        )  # fmt: skip
+    return out
 
 
 def factor_of_opened(gate: Tensor, up: Tensor) -> Tensor:

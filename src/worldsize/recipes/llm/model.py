@@ -38,15 +38,31 @@ class Ways:
 
     Attributes:
         kernel: of attention.
-        chunked: the head never holds all logits.
+        fused: norms, rotary positions and the head's loss are one pass each; else one operation after another.
         compiled: the head's loss is compiled.
         parts: over how many tensor ranks sequences lie between projections, and the vocabulary; 1 where they are whole.
     """
 
     kernel: Kernel = field(default_factory=lambda: Scaled("sdpa"))
-    chunked: bool = True
+    fused: bool = True
     compiled: bool = False
     parts: int = 1
+
+
+class Norm(nn.RMSNorm):
+    """Root-mean-square norm, by torch's one operation for it or by several."""
+
+    def __init__(self, size: int, eps: float, ways: Ways) -> None:
+        super().__init__(size, eps)
+        self._fused, self._least = ways.fused, eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., size) -> the same."""
+        if self._fused:
+            return super().forward(states)
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._least)
+        return (normed * self.weight).to(torch.promote_types(states.dtype, self.weight.dtype))
 
 
 class Linear(nn.Linear):
@@ -95,8 +111,9 @@ class Attention(nn.Module):
 
     together: Callable[[Tensor], Sequence[Tensor]] | None = None
 
-    def __init__(self, shape: Shape, window: int | None, *, rotated: bool) -> None:
+    def __init__(self, shape: Shape, ways: Ways, window: int | None, *, rotated: bool) -> None:
         super().__init__()
+        self._rotate = rotary.in_one_pass if ways.fused else rotary.rotate
         self.head_dim, self._scale, self._window, self._rotated = (
             shape.head_dim,
             shape.attention_scale,
@@ -110,8 +127,8 @@ class Attention(nn.Module):
         )
         self.o_proj = Linear(queries, shape.hidden, bias=shape.o_bias, spread=shape.initial)
         if shape.qk_norm:
-            self.q_norm = nn.RMSNorm(shape.head_dim, shape.eps)
-            self.k_norm = nn.RMSNorm(shape.head_dim, shape.eps)
+            self.q_norm = Norm(shape.head_dim, shape.eps, ways)
+            self.k_norm = Norm(shape.head_dim, shape.eps, ways)
         self._normed = shape.qk_norm
 
     def forward(self, states: Tensor, turn: tuple[Tensor, Tensor], view: View) -> Tensor:
@@ -126,7 +143,7 @@ class Attention(nn.Module):
         if self._normed:
             query, key = self.q_norm(query), self.k_norm(key)
         if self._rotated:
-            query, key = rotary.rotate(query, *turn), rotary.rotate(key, *turn)
+            query, key = self._rotate(query, *turn), self._rotate(key, *turn)
         seen = view.attend(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), self._window, self._scale
         )
@@ -160,12 +177,12 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One block: attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: Shape, index: int) -> None:
+    def __init__(self, shape: Shape, ways: Ways, index: int) -> None:
         super().__init__()
-        self.self_attn = Attention(shape, shape.windows[index], rotated=shape.rotated[index])
+        self.self_attn = Attention(shape, ways, shape.windows[index], rotated=shape.rotated[index])
         self.mlp = MLP(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.input_layernorm = Norm(shape.hidden, shape.eps, ways)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps, ways)
         self._scale = shape.residual_scale
 
     def forward(self, states: Tensor, turn: tuple[Tensor, Tensor], view: View) -> Tensor:
@@ -201,7 +218,7 @@ class Head(Linear):
     """States to logits, or to the losses of the tokens that follow."""
 
     def __init__(self, shape: Shape, ways: Ways) -> None:
-        self._scale, self._chunked, self._compiled = shape.logit_scale, ways.chunked, ways.compiled
+        self._scale, self._fused, self._compiled = shape.logit_scale, ways.fused, ways.compiled
         super().__init__(shape.hidden, shape.vocabulary, bias=False, spread=shape.initial)
 
     def forward(self, states: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -210,7 +227,7 @@ class Head(Linear):
         if labels is None:
             logits = functional.linear(states, weight)
             return self._gathered(logits * self._scale if self._scale != 1.0 else logits)
-        if not self._chunked:
+        if not self._fused:
             return losses.plain(states, weight, labels, self._scale, self._cut())
         return losses.chunked(states, weight, labels, self._scale, cut=self._cut(), compiled=self._compiled)
 
@@ -290,11 +307,11 @@ class Section(nn.Module):
 class Body(nn.Module):
     """The decoder without its head, for the names of its parts."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, ways: Ways) -> None:
         super().__init__()
         self.embed_tokens = Embedding(shape)
-        self.layers = nn.ModuleList(Layer(shape, index) for index in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.layers = nn.ModuleList(Layer(shape, ways, index) for index in range(shape.layers))
+        self.norm = Norm(shape.hidden, shape.eps, ways)
         self.turning = Turning(shape)
 
 
@@ -309,7 +326,7 @@ class Decoder(nn.Module):
     def __init__(self, shape: Shape, ways: Ways | None = None) -> None:
         super().__init__()
         self.shape, self.ways = shape, ways or Ways()
-        self.model = Body(shape)
+        self.model = Body(shape, self.ways)
         self.lm_head = Head(shape, self.ways)
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight

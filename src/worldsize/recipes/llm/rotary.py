@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
+
+from worldsize.recipes.llm.checked import Checked, alike
+from worldsize.runtime.sharded import is_sharded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +48,60 @@ def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Turn pairs (i, i + size/2) of heads of shape (samples, length, heads, size) by their positions' angles."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def in_one_pass(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """The same, on CUDA by a kernel; where layers are compiled the compiler makes one."""
+    if heads.device.type != "cuda" or heads.dtype not in _KINDS or torch.compiler.is_compiling() or is_sharded(heads):
+        return rotate(heads, cosines, sines)
+    found: Tensor = _Rotation.apply(heads, cosines, sines)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Rotation(torch.autograd.Function):
+    """Of heads; the way back turns by the same angles the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        found: Tensor = _rotated(heads, cosines, sines)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cosines, sines = ctx.saved_tensors
+        return _rotated(gradient, cosines, -sines), None, None
+
+
+@torch.library.custom_op(
+    "worldsize::rotated", mutates_args=(), schema="(Tensor heads, Tensor cosines, Tensor sines) -> Tensor"
+)
+def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """As `rotate`; both halves of cosines and sines are alike."""
+    return _ROTATED(heads, cosines, sines)
+
+
+@_rotated.register_fake
+def _(heads: Tensor, _cosines: Tensor, _sines: Tensor) -> Tensor:
+    return torch.empty_like(heads, memory_format=torch.contiguous_format)
+
+
+def _key(heads: Tensor, cosines: Tensor, _sines: Tensor) -> tuple[int, ...]:
+    whole = len(cosines) == len(heads)
+    return _KINDS.index(heads.dtype), *heads.shape[2:], alike(heads.stride(1)), alike(heads.shape[1]), int(whole)
+
+
+def _example(drawn: torch.Generator, key: tuple[int, ...]) -> tuple[Tensor, ...]:
+    kind, count, size, _stride, length, whole = key
+    heads = torch.randn(2, length, count, size, generator=drawn, device=drawn.device).to(_KINDS[kind])
+    angles = torch.rand(2 if whole else 1, length, 1, size // 2, generator=drawn, device=drawn.device) * 7
+    angles = torch.cat((angles, angles), dim=-1)
+    return heads, angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+
+
+_KINDS = (torch.bfloat16, torch.float16, torch.float32)
+_ROTATED: Checked[Tensor] = Checked("rotated", rotate, _key, _example)
 
 
 def _by_wavelength(rotary: Rotary, plain: Tensor) -> Tensor:
