@@ -94,16 +94,18 @@ def test_what_is_no_number_is_not_hidden(which: int, off: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("tables", [1, 2])
-def test_heads_turn_as_by_torch(dtype: torch.dtype, tables: int) -> None:
+@pytest.mark.parametrize("wide", [True, False])
+def test_heads_turn_as_by_torch(dtype: torch.dtype, tables: int, *, wide: bool) -> None:
     """Also those that are cut out of a wider row; the way back turns them back."""
     torch.manual_seed(0)
     row = torch.randn(2, 48, 5 * 64, device="cuda", dtype=dtype, requires_grad=True)
     heads = row[..., : 3 * 64].view(2, 48, 3, 64)
     angles = torch.rand(tables, 48, 1, 32, device="cuda").repeat(1, 1, 1, 2)
-    turn = angles.cos().to(dtype), angles.sin().to(dtype)
+    kind = torch.float32 if wide else dtype
+    turn = angles.cos().to(kind), angles.sin().to(kind)
     assert rotary._ROTATED.chosen(heads.device, rotary._key(heads, *turn)) is not rotary._ROTATED.plain
     sent = torch.randn(heads.shape, device="cuda", dtype=dtype)
-    found, wanted = rotary.in_one_pass(heads, *turn), rotary.rotate(heads, *turn)
+    found, wanted = rotary.in_one_pass(heads, *turn), rotary.rotate(heads, *turn).to(dtype)
     assert type(found.grad_fn).__name__ == "_RotationBackward"
     assert same(found, wanted)
     assert same(torch.autograd.grad(found, row, sent)[0], torch.autograd.grad(wanted, row, sent)[0])

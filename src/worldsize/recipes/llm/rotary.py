@@ -52,7 +52,8 @@ def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def in_one_pass(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """The same, on CUDA by a kernel; where layers are compiled the compiler makes one."""
-    if heads.device.type != "cuda" or heads.dtype not in _KINDS or torch.compiler.is_compiling() or is_sharded(heads):
+    narrow = heads.dtype in _KINDS and cosines.dtype in _KINDS
+    if heads.device.type != "cuda" or not narrow or torch.compiler.is_compiling() or is_sharded(heads):
         return rotate(heads, cosines, sines)
     found: Tensor = _Rotation.apply(heads, cosines, sines)  # type: ignore[no-untyped-call]
     return found
@@ -78,7 +79,7 @@ class _Rotation(torch.autograd.Function):
     "worldsize::rotated", mutates_args=(), schema="(Tensor heads, Tensor cosines, Tensor sines) -> Tensor"
 )
 def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """As `rotate`; both halves of cosines and sines are alike."""
+    """As `rotate`, rounded to the heads' kind; both halves of cosines and sines are alike."""
     return _ROTATED(heads, cosines, sines)
 
 
@@ -87,21 +88,25 @@ def _(heads: Tensor, _cosines: Tensor, _sines: Tensor) -> Tensor:
     return torch.empty_like(heads, memory_format=torch.contiguous_format)
 
 
+def _plain(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    return rotate(heads, cosines, sines).to(heads.dtype)
+
+
 def _key(heads: Tensor, cosines: Tensor, _sines: Tensor) -> tuple[int, ...]:
-    whole = len(cosines) == len(heads)
-    return _KINDS.index(heads.dtype), *heads.shape[2:], alike(heads.stride(1)), alike(heads.shape[1]), int(whole)
+    kinds = _KINDS.index(heads.dtype), _KINDS.index(cosines.dtype)
+    return *kinds, *heads.shape[2:], alike(heads.stride(1)), alike(heads.shape[1]), int(len(cosines) == len(heads))
 
 
 def _example(drawn: torch.Generator, key: tuple[int, ...]) -> tuple[Tensor, ...]:
-    kind, count, size, _stride, length, whole = key
+    kind, of_tables, count, size, _stride, length, whole = key
     heads = torch.randn(2, length, count, size, generator=drawn, device=drawn.device).to(_KINDS[kind])
     angles = torch.rand(2 if whole else 1, length, 1, size // 2, generator=drawn, device=drawn.device) * 7
     angles = torch.cat((angles, angles), dim=-1)
-    return heads, angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    return heads, angles.cos().to(_KINDS[of_tables]), angles.sin().to(_KINDS[of_tables])
 
 
 _KINDS = (torch.bfloat16, torch.float16, torch.float32)
-_ROTATED: Checked[Tensor] = Checked("rotated", rotate, _key, _example)
+_ROTATED: Checked[Tensor] = Checked("rotated", _plain, _key, _example)
 
 
 def _by_wavelength(rotary: Rotary, plain: Tensor) -> Tensor:
