@@ -39,6 +39,8 @@ class LLMConfig(Given):
     """Which part of the rows is kept back for evaluation where eval_data is not given. With eval_steps and neither: 0.01."""
     tokenizer: Place = None
     """A folder with the tokenizer. Not given: init_ckpt."""
+    download: Flag = False
+    """Fetch init_ckpt and tokenizer from the Hugging Face hub where they are OWNER/NAME[@REVISION] and no folders."""
     cache_dir: Place = None
     """Where tokens are kept. Not given: worldsize/tokens in the user's cache folder."""
     from_scratch: Flag = False

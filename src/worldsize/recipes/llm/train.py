@@ -11,7 +11,7 @@ import torch
 
 import worldsize as ws
 from worldsize.errors import DataError
-from worldsize.recipes.llm import data, fitting, folder, fp8, impl, lora, zero
+from worldsize.recipes.llm import data, fitting, folder, fp8, hub, impl, lora, zero
 from worldsize.recipes.llm.generate import Looks
 from worldsize.recipes.llm.meter import Meter
 from worldsize.recipes.llm.modes import NONE, Mode
@@ -51,7 +51,10 @@ def train(config: LLMConfig) -> dict[str, Any]:
     begun = folder.begun(place)
     if begun is not None:
         lora.refuse_others(begun, config)
-        config, checkpoint = config.model_copy(update={"init_ckpt": begun}), begun
+        checkpoint = begun
+    checkpoint = hub.local(checkpoint, download=config.download)
+    tokenizer = hub.local(config.tokenizer or checkpoint, download=config.download)
+    config = config.model_copy(update={"init_ckpt": checkpoint, "tokenizer": tokenizer})
     own = impl.chosen(config, checkpoint, _device(config))
     rows = _rows(config, source, own, _say)
     held, kept = _parted(config, rows, own)
