@@ -195,7 +195,7 @@ class Passage:
             found = [value.clone() if value._is_view() else value for value in found]  # noqa: SLF001
         self._outputs[stage, micro] = found
         if stage + 1 in line.stages:
-            self._inputs[stage + 1, micro] = self._leaves(stage, micro, [value.detach() for value in found])
+            self._inputs[stage + 1, micro] = call.trace.passed[stage].leaves([value.detach() for value in found])
 
     def _backward(self, action: Action) -> None:
         _, stage, micro = action
@@ -275,7 +275,7 @@ class Passage:
         room, self._works[action] = self._line.wire.receive(
             self._calls[micro].trace.passed[stage].facts, self._line.schedule.owner(stage)
         )
-        self._inputs[stage + 1, micro] = self._leaves(stage, micro, room)
+        self._inputs[stage + 1, micro] = self._calls[micro].trace.passed[stage].leaves(room)
 
     def _receive_backward(self, action: Action) -> None:
         _, stage, micro = action
@@ -290,11 +290,6 @@ class Passage:
 
     def _before(self, stage: int, micro: int) -> Passed:
         return self._calls[micro].trace.passed[stage - 1]
-
-    def _leaves(self, stage: int, micro: int, values: Sequence[Tensor]) -> list[Tensor]:
-        """What a stage gave, as the roots that the next one's graph grows from."""
-        facts = self._calls[micro].trace.passed[stage].facts
-        return [value.requires_grad_(fact.trained) for value, fact in zip(values, facts, strict=True)]
 
 
 @contextmanager

@@ -55,6 +55,10 @@ class Passed:
         """The structure around these tensors."""
         return tree_unflatten(list(tensors), self.spec)
 
+    def leaves(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """What a stage gave, as the roots that the next one's graph grows from."""
+        return [value.requires_grad_(fact.trained) for value, fact in zip(values, self.facts, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
