@@ -336,6 +336,21 @@ def test_what_only_deepspeed_knows_reaches_it(two: RankPool, tmp_path: Path) -> 
         assert (found["stage"], found["whole"]) == (3, whole)
 
 
+def _noted(folder: Path, json: dict[str, Any]) -> list[str]:
+    run = _run(folder, "deepspeed")
+    run.optimizer(_grouped, run.model(Blocks, deepspeed=json))
+    found = list(run._engine.notes)
+    run.close()
+    return found
+
+
+def test_what_deepspeed_passes_over_is_said_by_the_run(two: RankPool, tmp_path: Path) -> None:
+    """One line names the keys of the file that do nothing here."""
+    json = {"zero_optimization": {"stage": 1, "sub_group_size": 100}, "checkpoint": {"tag_validation": "Warn"}}
+    for notes in two.run(_noted, tmp_path / "run", json):
+        assert notes == ["of DeepSpeed's JSON without effect here: checkpoint, zero_optimization.sub_group_size"]
+
+
 def _json_file(folder: Path, path: Path) -> dict[str, Any]:
     return _fit(folder, "deepspeed", options={"deepspeed": path})
 

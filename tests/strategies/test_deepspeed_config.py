@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsize.errors import ConfigError
+from worldsize.strategies.deepspeed import keys
 from worldsize.strategies.deepspeed.config import AUTO, Asked, batch, read, settle
 
 if TYPE_CHECKING:
@@ -27,13 +29,13 @@ def test_batch_numbers_follow_from_the_run(micro: int, often: int, world: int) -
     """Whichever of the three are given, and equal the run's, the three that DeepSpeed gets multiply (B083)."""
     whole = micro * often * world
     asked = Asked(world=world, global_batch=whole, micro_batch=micro)
-    for keys in range(8):
+    for which in range(8):
         pairs = (
             ("train_batch_size", whole),
             ("train_micro_batch_size_per_gpu", micro),
             ("gradient_accumulation_steps", often),
         )
-        given_ = {key: value for at, (key, value) in enumerate(pairs) if keys >> at & 1}
+        given_ = {key: value for at, (key, value) in enumerate(pairs) if which >> at & 1}
         assert batch(given_, asked) == (whole, micro, often)
 
 
@@ -70,6 +72,10 @@ HUGGING_FACE = {
     "bf16": {"enabled": AUTO},
     "fp16": {"enabled": AUTO, "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
     "optimizer": {"type": "AdamW", "params": {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_min_lr": AUTO, "warmup_max_lr": AUTO, "warmup_num_steps": AUTO, "total_num_steps": AUTO},
+    },
     "zero_optimization": {
         "stage": 3, "overlap_comm": True, "sub_group_size": 1e9, "reduce_bucket_size": AUTO,
         "stage3_prefetch_bucket_size": AUTO, "stage3_param_persistence_threshold": AUTO,
@@ -90,14 +96,57 @@ def test_every_auto_of_a_hugging_face_file_is_resolved() -> None:
     assert found.values["zero_optimization"]["stage3_param_persistence_threshold"] == 640
     assert found.values["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert found.values["bf16"] == {"enabled": True}
-    assert not {"optimizer", "fp16"} & found.values.keys()
+    assert not {"optimizer", "scheduler", "fp16"} & found.values.keys()
+
+
+def test_what_does_nothing_in_a_hugging_face_file_is_named() -> None:
+    """The schedule's type, and what is of saving by DeepSpeed itself."""
+    assert settle(HUGGING_FACE, ASKED).idle == [
+        "scheduler", "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {
+            "scheduler": {"type": AUTO, "params": AUTO},
+            "optimizer": {"type": AUTO, "params": {"lr": AUTO, "warm": AUTO}},
+        },
+        {"scheduler": AUTO, "optimizer": AUTO, "fp16": AUTO, "bf16": AUTO},
+        {"optimizer": {"type": "AdamW", "params": AUTO}, "scheduler": None},
+        {"optimizer": {"type": "AdamW", "params": {"torch_adam": AUTO}}, "amp": {"enabled": AUTO, "opt_level": AUTO}},
+        {
+            "elasticity": {"enabled": False},
+            "sparse_gradients": False,
+            "nebula": None,
+            "gradient_allreduce_op": "mean",
+        },
+        {
+            "zero_optimization": {
+                "mics_shard_size": -1,
+                "compute_grad_norm": True,
+                "zenflow": None,
+                "offload_param": None,
+            }
+        },
+    ],
+)
+def test_what_says_nothing_is_no_contradiction(given_: dict[str, Any]) -> None:
+    """A section at auto as a whole, or switched off; DeepSpeed, which refuses some of them empty, does not see it."""
+    found = settle(given_, ASKED)
+    assert not {"optimizer", "amp", "elasticity", "sparse_gradients", "nebula"} & found.values.keys()
+    assert (found.values["zero_optimization"], found.idle) == ({"stage": 0}, [])
 
 
 def test_an_auto_that_nobody_knows_is_named() -> None:
     """With its path in the file, before anything starts (B084)."""
     zero = {"stage": 2, "reduce_bucket_size": AUTO, "offload_optimizer": {"device": AUTO}}
-    said = _said({"zero_optimization": zero, "aio": {"threads": [1, AUTO]}}, Asked(world=2))
-    assert "zero_optimization.reduce_bucket_size, zero_optimization.offload_optimizer.device, aio.threads[1]" in said
+    said = _said({"zero_optimization": zero, "comms_logger": {"prof_ops": ["all_reduce", AUTO]}}, Asked(world=2))
+    paths = (
+        "zero_optimization.reduce_bucket_size, zero_optimization.offload_optimizer.device, comms_logger.prof_ops[1]"
+    )
+    assert paths in said
 
 
 @pytest.mark.parametrize(
@@ -131,6 +180,13 @@ def test_an_auto_that_nobody_knows_is_named() -> None:
             "optimizer.params.beta is no setting of AdamW. Do: did you mean betas?",
         ),
         ({"scheduler": {"type": "WarmupLR"}}, "scheduler contradicts the run"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}}, "scheduler contradicts the run"),
+        ({"compile": {"deepcompile": True}}, "compile contradicts the run"),
+        ({"dataloader_drop_last": True}, "the run deals the batches out, and drops none"),
+        ({"nebula": {"enabled": True}}, "the run keeps checkpoints of its own"),
+        ({"zero_optimization": {"mics_shard_size": 2}}, "use the strategy 'hsdp'"),
+        ({"zero_optimization": {"compute_grad_norm": False}}, "the run computes the norm once for both"),
+        ({"sparse_gradients": True}, "the ranks sum whole gradients"),
         ({"fp16": {"enabled": True}}, "fp16.enabled contradicts the run. Found: enabled, precision='bf16'."),
         (
             {"bf16": {"enabled": True}},
@@ -152,6 +208,86 @@ def test_what_contradicts_or_is_unknown_is_named(given_: dict[str, Any], said: s
     assert said.replace(", Found", ",. Found") in _said(given_)
 
 
+@pytest.mark.parametrize("path", [path for path in keys.INSIDE if path not in keys.OURS])
+def test_a_slip_in_any_section_is_named(path: str) -> None:
+    """With its path and the nearest name; DeepSpeed itself passes over most of them."""
+    right = max(keys.INSIDE[path], key=len)
+    given_: dict[str, Any] = {right[:-1] + "_": 1}
+    for name in reversed(path.split(".")):
+        given_ = {name: given_}
+    assert f"{path}.{right[:-1]}_ is not known. Do: did you mean {path}.{right}?" in _said(given_)
+
+
+def test_what_has_no_effect_is_named() -> None:
+    """What only NVMe, DeepSpeed's checkpoints or another stage would use; what is switched off is not."""
+    zero = {"stage": 2, "stage3_max_live_parameters": 9, "sub_group_size": 9, "round_robin_gradients": True}
+    offload = {"offload_optimizer": {"device": "cpu", "buffer_count": 4}}
+    given_ = {
+        "zero_optimization": zero | offload, "activation_checkpointing": {"number_checkpoints": 4},
+        "aio": {"block_size": 9}, "checkpoint": {"load_universal": False},
+    }  # fmt: skip
+    zeros = ["offload_optimizer.buffer_count", "stage3_max_live_parameters", "sub_group_size"]
+    expected = ["activation_checkpointing", "aio", *(f"zero_optimization.{name}" for name in zeros)]
+    assert settle(given_, Asked(world=2)).idle == expected
+    given_ = {"zero_optimization": {**zero, "stage": 3}}
+    assert settle(given_, Asked(world=2)).idle == ["zero_optimization.round_robin_gradients"]
+
+
+def test_the_loss_scale_of_a_file_is_named_as_unused() -> None:
+    """The run scales losses itself."""
+    fp16 = {"enabled": AUTO, "loss_scale": 128.0, "hysteresis": AUTO}
+    assert settle({"fp16": fp16}, Asked(world=2, precision="fp16")).idle == ["fp16.loss_scale"]
+    assert settle({"fp16": fp16}, Asked(world=2)).idle == []
+
+
+def _models() -> dict[str, Any]:
+    return {
+        path: getattr(import_module(f"deepspeed.{module}"), name)
+        for path, module, name in (
+            ("zero_optimization", "runtime.zero.config", "DeepSpeedZeroConfig"),
+            (
+                "zero_optimization.offload_optimizer",
+                "runtime.zero.offload_config",
+                "DeepSpeedZeroOffloadOptimizerConfig",
+            ),
+            ("zero_optimization.offload_param", "runtime.zero.offload_config", "DeepSpeedZeroOffloadParamConfig"),
+            ("zero_optimization.leaf_module", "runtime.zero.leaf_module_config", "DeepSpeedZeroLeafModuleConfig"),
+            ("fp16", "runtime.precision_config", "DeepSpeedFP16Config"),
+            ("bf16", "runtime.precision_config", "DeepSpeedBF16Config"),
+            ("comms_logger", "comm.config", "CommsLoggerConfig"),
+            ("timers.throughput", "utils.config", "DeepSpeedThroughputTimerConfig"),
+            ("tensorboard", "monitor.config", "TensorBoardConfig"),
+            ("csv_monitor", "monitor.config", "CSVConfig"),
+            ("wandb", "monitor.config", "WandbConfig"),
+            ("comet", "monitor.config", "CometConfig"),
+        )
+    }
+
+
+def test_the_keys_are_those_of_deepspeed() -> None:
+    """Of each section for which DeepSpeed has a model, in the installed version."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    for path, model in _models().items():
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        assert keys.INSIDE[path] - {"mics_shard_size", "mics_hierarchical_params_gather"} == names, path
+
+
+def test_the_other_keys_are_those_that_deepspeed_reads() -> None:
+    """Of each section that it takes apart itself: its constants, or what it makes of a file in which all are given."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    for path, module in (
+        ("flops_profiler", "profiling.constants"),
+        ("aio", "runtime.swap_tensor.constants"),
+        ("checkpoint", "runtime.constants"),
+        ("checkpoint.writer", "runtime.model_checkpointing.constants"),
+        ("activation_checkpointing", "runtime.activation_checkpointing.config"),
+        ("data_types", "runtime.constants"),
+        ("torch_autocast", "runtime.constants"),
+    ):
+        found = {value for value in vars(import_module(f"deepspeed.{module}")).values() if isinstance(value, str)}
+        assert keys.INSIDE[path] - {"checkpoint_serialization", "writer"} <= found, path
+
+
 def test_the_name_of_the_strategy_says_the_stage() -> None:
     """A file without a stage takes it, one with another contradicts; without a file `deepspeed` is stage 1."""
     zero2 = Asked(world=2, stage=2, named="zero2")
@@ -164,7 +300,7 @@ def test_what_is_not_ours_goes_through_unchanged() -> None:
     """Sections of DeepSpeed alone, and every key of its own in the others."""
     given_ = {
         "zero_optimization": {"stage": 1, "round_robin_gradients": True},
-        "comms_logger": {"enabled": True, "x": [1]},
+        "comms_logger": {"enabled": True, "prof_ops": ["all_reduce"]},
     }
     found = settle(given_, Asked(world=2)).values
     assert found["comms_logger"] == given_["comms_logger"]

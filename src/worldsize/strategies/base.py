@@ -149,6 +149,8 @@ class Strategy(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.device = setting.session.device
+        self.notes: list[str] = []
+        """What the user should read once, of what was asked."""
         world, sizes = setting.session.world, setting.sizes
         self.grid = Grid.of(world, sizes, self.replicas(sizes.shares(world)))
         self._placed: dict[nn.Module, list[tuple[str, nn.Parameter, bool]]] = {}

@@ -195,7 +195,9 @@ class Run:
         placed = [parts.placed(model) for model in models] or list(parts.models.values())
         modules = [each.module for each in placed]
         made = make(*modules)
-        used = (placed[0].strategy if placed else self._engine.strategy).adopt(made, modules, clip)
+        strategy = placed[0].strategy if placed else self._engine.strategy
+        used = strategy.adopt(made, modules, clip)
+        self._engine.notes += [strategy.notes.pop(0) for _ in strategy.notes[:]]
         named = NamedOptimizer(f"{len(parts.optimizers)}", used, {each.name: each.module for each in placed})
         parts.optimizers.append(Trained(named, placed, clip))
         return used  # type: ignore[return-value]

@@ -94,11 +94,17 @@ class LLMConfig(Given):
     """How it falls after warmup_steps."""
     warmup_steps: Whole = 0
     """Steps in which it rises."""
+    warmup_shape: Annotated[Literal["linear", "log"], by(fields.choice, "linear", "log")] = "linear"
+    """How it rises: by a line, or as a logarithm, the default of DeepSpeed's schedules."""
+    warmup_min_share: Share = 0.0
+    """Which part of it it rises from."""
     weight_decay: Number = 0.1
     """Of AdamW, for matrices; norms and biases have none."""
     beta1: Share = 0.9
     """Of AdamW."""
     beta2: Share = 0.95
+    """Of AdamW."""
+    eps: Number = 1e-8
     """Of AdamW."""
     clip: Annotated[float | None, by(fields.number)] = 1.0
     """The largest norm of all gradients together; 0: any."""

@@ -44,10 +44,8 @@ def train(config: LLMConfig) -> dict[str, Any]:
     if config.deepspeed_config is not None:
         config, taken = zero.apply(config, ws.here().size)
         rest = taken.rest
-        if taken.unused:
-            _say(
-                f"of {config.deepspeed_config} not used beside pipeline and tensor parallel: {', '.join(taken.unused)}"
-            )
+        for note in taken.notes:
+            _say(note)
     begun = folder.begun(place)
     if begun is not None:
         lora.refuse_others(begun, config)
@@ -207,18 +205,21 @@ def _adamw(config: LLMConfig, model: nn.Module) -> torch.optim.AdamW:
         [group for group in groups if group["params"]] or groups[:1],
         config.lr,
         (config.beta1, config.beta2),
+        config.eps,
         fused=True if config.use_fused_ops else None,
         foreach=None if config.use_fused_ops else False,
     )
 
 
 def _schedule(config: LLMConfig, optimizer: Any, total: int) -> Any:
-    """Up in a line, then down by half a cosine, by a line, or not at all."""
+    """Up in a line or as a logarithm, then down by half a cosine, by a line, or not at all."""
     least, warm = config.min_lr_share, config.warmup_steps
 
     def share(step: int) -> float:
         if step < warm:
-            return (step + 1) / warm
+            log = config.warmup_shape == "log"
+            risen = math.log(step + 1) / math.log(max(2, warm)) if log else (step + 1) / warm
+            return config.warmup_min_share + (1 - config.warmup_min_share) * risen
         done = min(1.0, (step - warm) / max(1, total - warm))
         fall = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}[
             config.lr_schedule

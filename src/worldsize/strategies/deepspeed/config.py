@@ -1,7 +1,7 @@
 """Room: DeepSpeed's JSON against the run's own settings. Pure; nothing of DeepSpeed is imported.
 
-What both say must agree. `auto` becomes what the run says. What only DeepSpeed knows goes to it unchanged, and a key that
-nobody knows is an error, since DeepSpeed itself would pass over it in silence.
+What both say must agree. `auto` becomes what the run says. What only DeepSpeed knows goes to it unchanged; which keys there
+are is in `keys`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsize.errors import ConfigError
+from worldsize.strategies.deepspeed import keys
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -22,69 +23,9 @@ if TYPE_CHECKING:
 VARIABLE = "WORLDSIZE_DEEPSPEED_CONFIG"
 """Names a JSON file that wins over the program's."""
 
-AUTO = "auto"
-_ZERO = "zero_optimization"
-_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
-_OURS = {
-    "scheduler": "run.schedule makes the schedule: leave the section out",
-    "data_efficiency": "the order of the data is the run's own: leave the section out",
-    "curriculum_learning": "the order of the data is the run's own: leave the section out",
-    "gradient_allreduce_op": "losses carry their weights already: leave it out",
-    "managed_gradient_accumulation": "the run says where a step ends: leave it out",
-    "elasticity": "the run itself goes on at any world size: leave it out",
-    "autotuning": "start DeepSpeed's autotuner on a program of its own",
-    "hybrid_engine": "it is no training engine: leave it out",
-    "pipeline": "use the strategy with pp=",
-    "tensor_parallel": "use the strategy with tp=",
-    "sequence_parallel_size": "use the strategy with cp=",
-    "data_parallel_size": "it follows from the ranks: leave it out",
-    "expert_parallel": "leave it out, or drive DeepSpeed in a program of its own",
-    "weight_quantization": "leave it out, or drive DeepSpeed in a program of its own",
-    "compression_training": "leave it out, or drive DeepSpeed in a program of its own",
-    "amp": "use precision='bf16' or 'fp16'",
-    f"{_ZERO}.zenflow": "leave it out, or drive DeepSpeed in a program of its own",
-    f"{_ZERO}.compute_grad_norm": "the run computes the norm once for both: leave it out",
-    "fp16.fp16_master_weights_and_grads": "checkpoints keep what the optimizer computes in: leave it out",
-}
-"""Keys that the run decides alone, and what to do instead."""
-
-_TOP = {
-    *_BATCH, *_OURS, _ZERO, "optimizer", "gradient_clipping", "fp16", "bf16", "torch_autocast", "data_types",
-    "prescale_gradients", "gradient_predivide_factor", "communication_data_type", "sparse_gradients", "disable_allgather",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "activation_checkpointing", "aio", "comms_logger",
-    "flops_profiler", "wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level", "timers",
-    "tensorboard", "wandb", "csv_monitor", "comet", "compile", "checkpoint", "nebula", "datastates", "disable_python_gc",
-    "dataloader_drop_last", "seq_parallel_communication_data_type", "vocabulary_size",
-}  # fmt: skip
-_OFFLOAD = {"device", "nvme_path", "buffer_count", "pin_memory"}
-_INSIDE: dict[str, set[str]] = {
-    _ZERO: {
-        "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
-        "allgather_partitions", "allgather_bucket_size", "overlap_comm", "compute_grad_norm", "load_from_fp32_weights",
-        "elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "cpu_offload",
-        "cpu_offload_param", "cpu_offload_use_pin_memory", "stage3_prefetch_bucket_size",
-        "stage3_param_persistence_threshold", "stage3_model_persistence_threshold", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
-        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "ignore_unused_parameters",
-        "legacy_stage1", "round_robin_gradients", "parameter_alignment", "zero_hpz_partition_size",
-        "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-        "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
-        "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module", "mics_shard_size",
-        "mics_hierarchical_params_gather",
-    },
-    f"{_ZERO}.offload_optimizer": {*_OFFLOAD, "pipeline_read", "pipeline_write", "fast_init", "ratio", "super_offload",
-                                   "cpuadam_cores_perc"},
-    f"{_ZERO}.offload_param": {*_OFFLOAD, "buffer_size", "max_in_cpu"},
-    "optimizer": {"type", "params", "legacy_fusion"},
-    "fp16": {"enabled", "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-             "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads"},
-    "bf16": {"enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads",
-             "bf16_optimizer_states"},
-    "torch_autocast": {"enabled", "dtype", "lower_precision_safe_modules"},
-    "data_types": {"grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"},
-}  # fmt: skip
-"""Keys inside of sections, where DeepSpeed's are known. Sections that are not named here are DeepSpeed's alone."""
+AUTO = keys.AUTO
+_ZERO = keys.ZERO
+_BATCH = keys.BATCH
 
 _BY_WIDTH: dict[str, Callable[[int], int]] = {
     f"{_ZERO}.reduce_bucket_size": lambda width: width * width,
@@ -125,10 +66,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What DeepSpeed gets, and its stage."""
+    """What DeepSpeed gets, its stage, and the paths of what was written without effect."""
 
     values: dict[str, Any]
     stage: int
+    idle: list[str]
 
 
 def read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any] | None:
@@ -166,28 +108,28 @@ def settle(given: dict[str, Any] | None, asked: Asked) -> Settled:
     Raises:
         ConfigError: a key is unknown, contradicts the run, or is left at `auto`; with its path and both values.
     """
-    values: dict[str, Any] = {_ZERO: {"stage": 1}} if given is None and asked.stage is None else dict(given or {})
-    _refuse_unknown(values)
-    for path, instead in _OURS.items():
-        if _get(values, path) is not None:
-            raise ConfigError(
-                f"DeepSpeed's JSON: {path} contradicts the run", found=_show(_get(values, path)), do=instead
-            )
+    first = {_ZERO: {"stage": 1}} if given is None and asked.stage is None else given or {}
+    values: dict[str, Any] = copy.deepcopy(first)
+    keys.refuse_unknown(values)
+    keys.refuse_ours(values)
+    idle = keys.drop(values, keys.OURS)
+    keys.drop(values, [path for path in (*keys.INSIDE, "optimizer.params") if keys.get(values, path) in (None, AUTO)])
     stage = _stage(values, asked)
+    idle += _loss_scale(values, asked)
     _settle_batch(values, asked)
     _settle_optimizer(values, asked)
     _agree(values, "gradient_clipping", asked.clip or 0.0, "clip= of run.optimizer")
     values["gradient_clipping"] = 0.0  # the run clips: exactly as everywhere else, and by counts that it alone knows
     _settle_precision(values, asked, stage)
     _settle_zero(values, asked)
-    left = [path for path, value in _leaves(values) if value == AUTO]
+    left = [path for path, value in keys.leaves(values) if value == AUTO]
     if left:
         raise ConfigError(
             "DeepSpeed's JSON leaves values at auto that the run does not know",
             found=", ".join(left), do="write numbers there, or leave the keys out",
         )  # fmt: skip
     values.setdefault("zero_force_ds_cpu_optimizer", False)
-    return Settled(values, stage)
+    return Settled(values, stage, [*idle, *keys.idle(values, stage)])
 
 
 def batch(given: Mapping[str, Any], asked: Asked) -> tuple[int, int, int]:
@@ -234,22 +176,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _refuse_unknown(values: Mapping[str, Any]) -> None:
-    sections: list[tuple[str, Mapping[str, Any], set[str]]] = [("", values, _TOP)]
-    for path, known in _INSIDE.items():
-        section = _get(values, path)
-        if isinstance(section, Mapping):
-            sections.append((f"{path}.", section, known))
-        elif section is not None and section != AUTO:
-            raise ConfigError(f"DeepSpeed's JSON: {path} is a section", found=_show(section), do="write an object")
-    for prefix, section, known in sections:
-        for key in section:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1, 0.4)
-                do = f"did you mean {prefix}{near[0]}?" if near else "leave it out"
-                raise ConfigError(f"DeepSpeed's JSON: {prefix}{key} is not known", do=do)
-
-
 def _stage(values: dict[str, Any], asked: Asked) -> int:
     zero = values.setdefault(_ZERO, {})
     said = zero.get("stage", AUTO)
@@ -283,8 +209,8 @@ def _same_batch(key: str, value: int | None, ours: str, run: int | None) -> None
 
 def _settle_optimizer(values: dict[str, Any], asked: Asked) -> None:
     """The run's optimizer is the one: a section may only say the same."""
-    section = values.pop("optimizer", None)
-    if section is None:
+    section = values.pop("optimizer", {})
+    if all(value == AUTO for _, value in keys.leaves(section)):
         return
     kind, ours = asked.optimizer
     said = section.get("type", AUTO)
@@ -292,7 +218,7 @@ def _settle_optimizer(values: dict[str, Any], asked: Asked) -> None:
         _contradicts("optimizer.type", said, kind, "run.optimizer")
     for key, value in (section.get("params") or {}).items():
         if key == "torch_adam":
-            if value is not True:
+            if value not in (True, AUTO):
                 _contradicts("optimizer.params.torch_adam", value, kind, "run.optimizer")
         elif key not in ours:
             near = difflib.get_close_matches(key, ours, 1, 0.4)
@@ -302,6 +228,12 @@ def _settle_optimizer(values: dict[str, Any], asked: Asked) -> None:
             )
         elif value != AUTO and _plain(value) != _plain(ours[key]):
             _contradicts(f"optimizer.params.{key}", value, ours[key], "run.optimizer")
+
+
+def _loss_scale(values: Mapping[str, Any], asked: Asked) -> list[str]:
+    """What is said of it in vain: the run scales losses itself."""
+    section = values.get("fp16", {}) if asked.precision == "fp16" else {}
+    return [f"fp16.{name}" for name, value in section.items() if name != "enabled" and value not in (None, AUTO)]
 
 
 def _settle_precision(values: dict[str, Any], asked: Asked, stage: int) -> None:
@@ -340,7 +272,7 @@ def _settle_wide(values: dict[str, Any]) -> None:
 
 def _settle_zero(values: dict[str, Any], asked: Asked) -> None:
     for path, number in _BY_WIDTH.items():
-        if _get(values, path) == AUTO and asked.hidden is not None:
+        if keys.get(values, path) == AUTO and asked.hidden is not None:
             values[_ZERO][path.rpartition(".")[2]] = number(asked.hidden)
     for part in ("offload_optimizer", "offload_param"):
         section = values[_ZERO].get(part) or {}
@@ -354,7 +286,7 @@ def _settle_zero(values: dict[str, Any], asked: Asked) -> None:
 
 
 def _agree(values: Mapping[str, Any], path: str, ours: Any, where: str) -> None:
-    said = _get(values, path)
+    said = keys.get(values, path)
     if said is not None and said not in (AUTO, ours):
         _contradicts(path, said, ours, where)
 
@@ -366,28 +298,10 @@ def _contradicts(path: str, said: Any, ours: Any, where: str) -> None:
     )  # fmt: skip
 
 
-def _get(values: Mapping[str, Any], path: str) -> Any:
-    found: Any = values
-    for word in path.split("."):
-        found = found.get(word) if isinstance(found, Mapping) else None
-    return found
-
-
-def _leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(values, list):
-        for at, value in enumerate(values):
-            yield from _leaves(value, f"{path}[{at}]")
-    else:
-        yield path, values
-
-
 def _plain(value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
     return list(value) if isinstance(value, tuple) else value
 
 
 def _show(value: Any) -> str:
-    return json.dumps(_plain(value), default=str)
+    return keys.show(_plain(value))

@@ -103,6 +103,8 @@ class DeepSpeed(Ranked):
                 do="give each model an optimizer of its own, or choose another strategy",
             )  # fmt: skip
         settled = self._settle(entry, optimizer, clip)
+        if settled.idle:
+            self.notes.append(f"of DeepSpeed's JSON without effect here: {', '.join(settled.idle)}")
         _refuse_whole(optimizer, settled)
         adopted = PartitionedOptimizer(optimizer, {value: value.shape for value in entry.model.parameters()})
         entry.start(self._library, self._made(optimizer), adopted, settled, Shards(self._host, self.device))
@@ -435,7 +437,7 @@ def _initialize(
     with env.lent(variables), _in_precision(library, settled, setting):
         try:
             engine, *_ = library.initialize(model=model, optimizer=optimizer, config=settled.values)
-        except (ValueError, AssertionError) as error:
+        except (ValueError, AssertionError, library.runtime.config.DeepSpeedConfigError) as error:
             raise ConfigError("DeepSpeed refuses its JSON", found=" ".join(str(error).split())) from error
     return engine
 
