@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import torch
 
+from tests.examples.programs import ROOT
 from tests.pools import pool
 from tests.recipes.llm import folders
 from tests.recipes.llm.test_train import trained
@@ -25,9 +26,6 @@ LLAMA = {
     "gradient_clipping": 0.5, "bf16": {"enabled": True},
     "zero_optimization": {"stage": 1, "overlap_comm": True}, "steps_per_print": 2000,
 }  # fmt: skip
-
-
-HIGHEST = {"warmup_max_lr": 5e-4}
 
 
 def applied(folder: Path, found: dict[str, Any], ranks: int = 2, **given: Any) -> tuple[LLMConfig, zero.Taken]:
@@ -89,6 +87,7 @@ def test_a_pipeline_shards_as_much_and_names_the_rest(tmp_path: Path, stage: int
             "contradicts --precision. Found: fp32 there, bf16 here",
         ),
         ({"fp16": {"enabled": True}}, {}, "several precisions"),
+        ({"bf16": {"enabled": "yes"}}, {}, 'bf16.enabled is true, false or auto. Found: "yes"'),
         ({"fp16": {"fp16_master_weights_and_grads": True}}, {}, "fp16_master_weights_and_grads contradicts the run"),
         ({"train_micro_batch_size_per_gpu": "2"}, {}, "numbers of a batch count.* Found: '2'"),
     ],
@@ -102,17 +101,16 @@ def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], given
 @pytest.mark.parametrize(
     ("params", "given", "found"),
     [
-        (HIGHEST | {"total_num_steps": 9}, {"train_steps": 8}, "contradicts --train_steps. Found: 9 there, 8 here"),
-        (HIGHEST | {"total_num_steps": 9}, {"epochs": 2}, "total_num_steps 9 there, 2 epochs here"),
-        (HIGHEST | {"warmup_type": "linear"}, {"warmup_shape": "log"}, "contradicts --warmup_shape"),
-        (HIGHEST | {"warmup_type": "cubic"}, {}, "warmup_shape"),
-        ({"warmup_max_lr": 0.002}, {}, "differ. Found: 0.0005 and 0.002"),
-        ({}, {}, "differ. Found: 0.0005 and 0.001, which is WarmupDecayLR's default"),
+        ({"total_num_steps": 9}, {"train_steps": 8}, "contradicts --train_steps. Found: 9 there, 8 here"),
+        ({"total_num_steps": 9}, {"epochs": 2}, "total_num_steps 9 there, 2 epochs here"),
+        ({"warmup_type": "linear"}, {"warmup_shape": "log"}, "contradicts --warmup_shape"),
+        ({"warmup_type": "cubic"}, {}, "warmup_shape"),
         (
             {"warmup_max_lr": 0.0005, "warmup_min_lr": 0.01},
             {},
             "warmup_min_lr lies between 0 and .* Found: 0.01 and 0.0005",
         ),
+        ({"last_batch_iteration": 5}, {}, "last_batch_iteration is not known"),
         ({"warmup_min_ratio": 0.1}, {}, "warmup_min_ratio is not known. Do: did you mean warmup_min_lr?"),
     ],
 )
@@ -126,6 +124,50 @@ def test_a_schedule_that_contradicts_is_refused(
     }  # fmt: skip
     with pytest.raises(ConfigError, match=found):
         applied(tmp_path, file, **given)
+
+
+@pytest.mark.parametrize(
+    ("params", "rate", "told"),
+    [
+        (
+            {"warmup_max_lr": 0.002},
+            0.002,
+            "optimizer.params.lr 0.0005 gives way to scheduler.params.warmup_max_lr 0.002",
+        ),
+        (
+            {},
+            0.0005,
+            "rises to optimizer.params.lr 0.0005; DeepSpeed alone would go to 0.001, the default of WarmupDecayLR",
+        ),
+        ({"warmup_max_lr": 0.0005}, 0.0005, ""),
+        ({"warmup_max_lr": "auto", "last_batch_iteration": -1}, 0.0005, ""),
+    ],
+)
+def test_two_learning_rates_are_told(tmp_path: Path, params: dict[str, Any], rate: float, told: str) -> None:
+    """The schedule's wins where it is written, as by DeepSpeed."""
+    file = {
+        **LLAMA, "optimizer": {"type": "AdamW", "params": {"lr": 5e-4}},
+        "scheduler": {"type": "WarmupDecayLR", "params": params},
+    }  # fmt: skip
+    config, taken = applied(tmp_path, file)
+    assert config.lr == rate
+    assert told in (taken.notes or [""])[0]
+    assert bool(taken.notes) == bool(told)
+
+
+def test_keys_of_other_programs_are_named_in_a_pipeline(tmp_path: Path) -> None:
+    """Beside DeepSpeed's sections; on whole models, where it would read the file, they are errors."""
+    found = {**LLAMA, "lr-decay-style": "cosine", "warmup": 0.1}
+    _, taken = applied(tmp_path, found, pipe_parallel_size=2)
+    assert {"lr-decay-style", "warmup"} < set(taken.unused)
+    with pytest.raises(ConfigError, match="lr-decay-style is not known"):
+        applied(tmp_path, found)
+
+
+def test_the_example_is_trained_as_it_says(tmp_path: Path) -> None:
+    """Nothing of the file in examples/llm needs a word."""
+    found = json.loads((ROOT / "examples" / "llm" / "configs" / "llama.json").read_text(encoding="utf-8"))
+    assert applied(tmp_path, found, pipe_parallel_size=2)[1].notes == []
 
 
 def test_a_schedule_without_a_type_is_refused(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Taken:
         settings: ours.
         rest: for DeepSpeed itself; None where it takes no part.
         unused: keys that have no counterpart.
-        notes: lines for the user: these keys, and what the file does not say though DeepSpeed would read it as said.
+        notes: lines for the user: these keys, and where DeepSpeed alone would take the file otherwise.
     """
 
     settings: dict[str, Any]
@@ -85,9 +85,9 @@ def apply(config: LLMConfig, ranks: int) -> tuple[LLMConfig, Taken]:
     """
     found = jsons.read(config.deepspeed_config)
     assert found is not None
-    keys.refuse_unknown(found)
-    keys.refuse_ours(found, ["fp16.fp16_master_weights_and_grads"])
     own = config.pipe_parallel_size * config.model_parallel_size * config.context_parallel_size > 1
+    keys.refuse_unknown(found, top=not own)  # beside the sections such files have keys of other programs, named below
+    keys.refuse_ours(found, ["fp16.fp16_master_weights_and_grads"])
     settings = _batch(found, config, ranks) | _optimizer(found) | _precision(found)
     curve, silent = _schedule(found, config, settings)
     settings |= curve
@@ -98,7 +98,8 @@ def apply(config: LLMConfig, ranks: int) -> tuple[LLMConfig, Taken]:
     }
     made = type(config).of({**config.model_dump(exclude_unset=True), **defaults, **settings})
     unused = _unused(found, made, own=own)
-    notes = [f"of {config.deepspeed_config} without effect here: {', '.join(unused)}"] if unused else []
+    notes = [f"{config.deepspeed_config}: {told}" for told in _rates(found)]
+    notes += [f"of {config.deepspeed_config} without effect here: {', '.join(unused)}"] if unused else []
     if "precision" not in made.model_fields_set:
         # DeepSpeed alone would take fp32, but such files come from programs that say the precision themselves, as this one.
         notes.append(f"{config.deepspeed_config} says nothing of precision: {made.precision}, as without a file")
@@ -237,7 +238,10 @@ def _schedule(
         raise ConfigError(
             "DeepSpeed's JSON: a schedule that the recipe does not have", found=str(kind), do=f"choose one of {known}"
         )
-    _refuse_others("scheduler.params", given, _DEFAULTS[kind])
+    first = (
+        {"last_batch_iteration"} if given.get("last_batch_iteration") in (-1, jsons.AUTO) else set()
+    )  # from the start
+    _refuse_others("scheduler.params", given, _DEFAULTS[kind].keys() | first)
     said: dict[str, Any] = {"lr_schedule": _SCHEDULES[kind]}
     silent: dict[str, Any] = {}
     if kind == "WarmupDecayLR":
@@ -246,24 +250,23 @@ def _schedule(
         value = _known({name: given.get(name, default)}, name)
         if name in _CURVE and value is not None:
             (said if name in given else silent)[_CURVE[name]] = value
-    _refuse_two_rates(kind, said, silent, settings)
     flag = {"lr": config.lr} if "lr" in config.model_fields_set else {}
     _rise_from(_known(given, "warmup_min_lr"), said, {"lr": config.lr, **silent, **flag, **settings, **said}["lr"])
     return said, silent
 
 
-def _refuse_two_rates(
-    kind: str, said: Mapping[str, Any], silent: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
-    """DeepSpeed's schedule wins over its optimizer without a word."""
-    highest = said.get("lr", silent.get("lr"))
-    if highest is not None and settings.get("lr", highest) != highest:
-        whose = "" if "lr" in said else f", which is {kind}'s default"
-        raise ConfigError(
-            "DeepSpeed's JSON: optimizer.params.lr and scheduler.params.warmup_max_lr differ",
-            found=f"{settings['lr']} and {highest}{whose}",
-            do="make them equal",
-        )
+def _rates(found: Mapping[str, Any]) -> list[str]:
+    """What is to be said where optimizer and schedule have different ones: DeepSpeed's schedule wins without a word."""
+    rate = _known(_section(found, "optimizer", "params"), "lr")
+    given, kind = _section(found, "scheduler", "params"), _known(_section(found, "scheduler"), "type")
+    highest = {**_DEFAULTS.get(kind, {}), **given}.get("warmup_max_lr", jsons.AUTO)
+    if rate is None or highest in (jsons.AUTO, rate):
+        return []
+    if "warmup_max_lr" in given:
+        return [f"optimizer.params.lr {rate} gives way to scheduler.params.warmup_max_lr {highest}, as by DeepSpeed"]
+    return [
+        f"the rate rises to optimizer.params.lr {rate}; DeepSpeed alone would go to {highest}, the default of {kind}"
+    ]
 
 
 def _rise_from(least: Any, said: dict[str, Any], highest: Any) -> None:
@@ -280,10 +283,10 @@ def _rise_from(least: Any, said: dict[str, Any], highest: Any) -> None:
 
 def _precision(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is switched on; fp32 where one is switched off and the other is not left open."""
-    states = {name: _section(found, name).get("enabled") for name in ("bf16", "fp16")}
+    states = {name: _switch(found, name) for name in ("bf16", "fp16")}
     low = {name for name, state in states.items() if state is True}
     cast = _section(found, "torch_autocast")
-    if _known(cast, "enabled"):
+    if _switch(found, "torch_autocast") is True:
         low.add(_LOW.get(str(_known(cast, "dtype") or "bf16").rpartition(".")[2], "torch_autocast"))
     if len(low) > 1 or "torch_autocast" in low:
         raise ConfigError(
@@ -294,6 +297,14 @@ def _precision(found: Mapping[str, Any]) -> dict[str, Any]:
     if low:
         return {"precision": low.pop()}
     return {"precision": "fp32"} if False in states.values() and jsons.AUTO not in states.values() else {}
+
+
+def _switch(found: Mapping[str, Any], name: str) -> bool | str | None:
+    """Whether a section is on; `auto` where it is left open."""
+    state: bool | str | None = _section(found, name).get("enabled")
+    if isinstance(state, bool) or state in (None, jsons.AUTO):
+        return state
+    raise ConfigError(f"DeepSpeed's JSON: {name}.enabled is true, false or auto", found=keys.show(state))
 
 
 def _sharding(found: Mapping[str, Any]) -> dict[str, Any]:

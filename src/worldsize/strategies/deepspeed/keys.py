@@ -140,9 +140,14 @@ _AT_1_AND_2 = (
 )  # fmt: skip
 
 
-def refuse_unknown(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError where there is a key that DeepSpeed does not know; with its path and the nearest name."""
-    sections: list[tuple[str, Mapping[str, Any], set[str]]] = [("", values, _TOP)]
+def refuse_unknown(values: Mapping[str, Any], *, top: bool = True) -> None:
+    """Raises ConfigError where there is a key that DeepSpeed does not know; with its path and the nearest name.
+
+    Args:
+        values: the JSON.
+        top: also where it stands in no section.
+    """
+    sections: list[tuple[str, Mapping[str, Any], set[str]]] = [("", values, _TOP)] if top else []
     for path, known in INSIDE.items():
         section = get(values, path)
         if isinstance(section, Mapping):
