@@ -10,6 +10,7 @@ from torch import nn
 
 import worldsize as ws
 from tests.integration import program
+from tests.pools import pool
 from tests.strategies.models import WIDTH, Blocks, Frozen, TiedBlocks, TiedInRoot
 from worldsize.errors import WorldsizeError
 from worldsize.runtime import session
@@ -146,6 +147,40 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 def test_parameters_on_three_ranks_need_not_divide(strategy: str, three: RankPool, tmp_path: Path) -> None:
     """Partitions of uneven parameters, an idle rank in the last step, another optimizer."""
     _same(three.run(_fit, tmp_path / "ranks", strategy, Blocks, _sgd), _alone(tmp_path / "one", Blocks, _sgd))
+
+
+@pytest.mark.parametrize("strategy", ["single", "zero2", "zero3"])
+def test_another_optimizer_is_refused_under_the_name_of_the_program_s(
+    strategy: str, two: RankPool, tmp_path: Path
+) -> None:
+    """Whatever DeepSpeed puts into its place, and whichever layout wrote."""
+    if strategy == "single":
+        _alone(tmp_path, duration="1ep")
+    else:
+        two.run(_fit, tmp_path, strategy, duration="1ep")
+    for found in two.run(_fit, tmp_path, "zero2", Blocks, _sgd):
+        assert "now torch.optim.sgd.SGD, before torch.optim.adamw.AdamW" in found["error"]
+
+
+@pytest.mark.parametrize("strategy", ["zero0", "zero2", "zero3"])
+def test_another_optimizer_that_is_accepted_begins_anew(strategy: str, two: RankPool, tmp_path: Path) -> None:
+    """In the partitions too: the curve is that of one process which changes it there."""
+    how: dict[str, Any] = {"accept": ("optimizer",)}
+    two.run(_fit, tmp_path / "ranks", strategy, duration="1ep")
+    _alone(tmp_path / "one", duration="1ep")
+    wanted = _alone(tmp_path / "one", Blocks, _sgd, **how)
+    assert len(wanted["losses"]) == 3
+    _same(two.run(_fit, tmp_path / "ranks", strategy, Blocks, _sgd, **how), wanted)
+
+
+def test_four_ranks_of_stage_two_go_on_as_two(two: RankPool, tmp_path: Path) -> None:
+    """Shards of the optimizer's state are those of the ranks that read, with the curve of one process (B087)."""
+    pool(4).run(_fit, tmp_path / "ranks", "zero2", duration="1ep")
+    wanted = _alone(tmp_path / "one")
+    _same(
+        two.run(_fit, tmp_path / "ranks", "zero2"),
+        {**wanted, **{name: wanted[name][3:] for name in ("losses", "norms")}},
+    )
 
 
 @pytest.mark.parametrize("strategy", SHARDED)

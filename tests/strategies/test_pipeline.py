@@ -203,7 +203,8 @@ REFUSED = {
     "balance": (Task(options={"balance": "time"}), "balance='time' measures", "no sample"),
     "bound": (Task(chains.Bound), "compiled without the module", "norm"),
     "values": (Task(chains.Picky), "depend on values", ""),
-    "deepspeed": (Task(sizes={"strategy": "horovod"}), "whole models only", "pp=2"),
+    "horovod": (Task(sizes={"strategy": "horovod"}), "whole models only", "pp=2"),
+    "deepspeed": (Task(sizes={"strategy": "deepspeed"}), "whole models only", "pp=2"),
 }
 
 

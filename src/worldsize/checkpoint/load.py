@@ -110,7 +110,14 @@ def metadata(path: Path | str) -> dict[str, TensorFact]:
     return _with_aliases(store.facts_of(store.read_metadata(path)), read(path).aliases)
 
 
-def load(path: Path | str, tensors: Mapping[str, Tensor], comm: Comm, *, scattered: bool = False) -> None:
+def load(
+    path: Path | str,
+    tensors: Mapping[str, Tensor],
+    comm: Comm,
+    *,
+    scattered: bool = False,
+    left: tuple[str, ...] = (),
+) -> None:
     """Collective. Fill these tensors in place from a checkpoint, whatever layout wrote it.
 
     Strict: the names, shapes and dtypes must be those of the checkpoint. Each rank reads only the pieces it needs.
@@ -120,13 +127,14 @@ def load(path: Path | str, tensors: Mapping[str, Tensor], comm: Comm, *, scatter
         tensors: name -> replicated tensor or DTensor, on any device.
         comm: the other ranks.
         scattered: whether ranks want tensors of different names: together they want all.
+        left: what names begin with that nobody needs to want.
 
     Raises:
         CheckpointError: on every rank, naming the rank, with the counts of what is missing or unexpected. After a
             failed read the tensors are partly filled.
     """
     wanted = {name for names in comm.gather(set(tensors)) for name in names} if scattered else tensors.keys()
-    answers = comm.gather(_told(lambda: _load(Path(path), tensors, wanted)))
+    answers = comm.gather(_told(lambda: _load(Path(path), tensors, wanted, left=left)))
     failed = [(rank, error) for rank, error in enumerate(answers) if error]
     if not failed:
         return
@@ -152,16 +160,22 @@ def load_some(path: Path, tensors: Mapping[str, Tensor], *, convert: bool = Fals
 
 
 def _load(
-    path: Path, tensors: Mapping[str, Tensor], wanted: Collection[str] | None, *, convert: bool = False
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    wanted: Collection[str] | None,
+    *,
+    convert: bool = False,
+    left: tuple[str, ...] = (),
 ) -> None:
-    """Of a checkpoint that must hold what is wanted and nothing else, where that is said."""
+    """Of a checkpoint that must hold what is wanted and nothing else but what is left, where that is said."""
     from worldsize.checkpoint import store
 
     manifest, saved = read(path), store.read_metadata(path)
     if strangers := store.files_of(saved) - manifest.files.keys():
         raise CheckpointError(f"{path} names files that its manifest does not", found=", ".join(sorted(strangers)))
     facts = _with_aliases(store.facts_of(saved), manifest.aliases)
-    _complete(path, tensors if wanted is None else wanted, facts, others=wanted is None)
+    needed = {name: fact for name, fact in facts.items() if not name.startswith(left)}
+    _complete(path, tensors if wanted is None else wanted, needed, others=wanted is None)
     _alike(path, tensors, facts, convert=convert)
     for part in _rounds(tensors, manifest.aliases):
         store.read(path, saved, part)

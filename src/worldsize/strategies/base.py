@@ -242,7 +242,10 @@ class Strategy(ABC):
         return []
 
     def adopt(self, optimizer: Optimizer, models: Sequence[nn.Module], clip: float | None) -> Optimizer:
-        """The optimizer that the run uses for the one that the program made over placed models: mostly itself."""
+        """The optimizer that the run uses for the one that the program made over placed models: mostly itself.
+
+        Another one has `made`, the program's: a checkpoint says its class.
+        """
         del models, clip
         return optimizer
 

@@ -14,6 +14,7 @@ import torch
 
 from worldsize.errors import CheckpointError, ConfigError
 from worldsize.runtime.sharded import is_sharded, plain
+from worldsize.train import another
 from worldsize.train.plain import empty, join, split
 from worldsize.train.shards import ShardStep
 
@@ -83,20 +84,47 @@ class NamedOptimizer:
 
     def skeleton(self) -> Skeleton:
         """The skeleton of the tensors that `state` gave last, and the groups as they are now."""
-        return {"slots": self._slots, "groups": self._groups()}
+        return {"by": another.record(self.optimizer), "slots": self._slots, "groups": self._groups()}
+
+    def misfit(self, skeleton: Skeleton) -> CheckpointError | None:
+        """Why a checkpoint's state cannot be taken over: it is another optimizer's, or of other groups."""
+        mine = self._groups()
+        if found := another.changed(another.record(self.optimizer), skeleton):
+            return CheckpointError(
+                f"optimizer {self.name!r} is not the one that the checkpoint's state is of",
+                found=found,
+                do=f"restore it, or {another.ACCEPT}",
+            )
+        if [group["params"] for group in mine] != [group["params"] for group in skeleton["groups"]]:
+            return CheckpointError(
+                f"optimizer {self.name!r}: the parameter groups are not those of the checkpoint",
+                found=_differences(mine, skeleton["groups"]),
+                do=f"build the optimizer as in the run that wrote it, or {another.ACCEPT}",
+            )
+        return None
+
+    def fits(self, skeleton: Skeleton) -> bool:
+        """Whether the state of an accepted other optimizer means the same for this one."""
+        return another.fits(another.record(self.optimizer), self._groups(), skeleton)
+
+    def renewed(self, skeleton: Skeleton, *, keep: bool) -> Skeleton:
+        """What this optimizer begins with in the place of another one: as the program made it.
+
+        Args:
+            skeleton: the other one's.
+            keep: whether the state itself is taken over.
+        """
+        found = another.groups(self._groups(), skeleton["groups"])
+        return {**self.skeleton(), "slots": skeleton["slots"] if keep else {}, "groups": found, "renewed": True}
 
     def wanted(self, skeleton: Skeleton) -> dict[str, Tensor]:
         """Empty tensors, laid out as this optimizer needs them, for everything the skeleton names.
 
         Raises:
-            CheckpointError: the checkpoint's optimizer trains other parameters, or groups them in another way.
+            CheckpointError: the checkpoint's optimizer is another one, trains other parameters, or groups them in another way.
         """
-        if [group["params"] for group in self._groups()] != [group["params"] for group in skeleton["groups"]]:
-            raise CheckpointError(
-                f"optimizer {self.name!r}: the parameter groups are not those of the checkpoint",
-                found=_differences(self._groups(), skeleton["groups"]),
-                do="build the optimizer as in the run that wrote it",
-            )
+        if problem := self.misfit(skeleton):
+            raise problem
         found: dict[str, Tensor] = {}
         for name, slot in skeleton["slots"].items():
             parameter = self._names[name]
@@ -108,8 +136,9 @@ class NamedOptimizer:
         """Put state and hyperparameters back, through the optimizer's own `load_state_dict`."""
         numbers = {name: index for index, name in enumerate(self._names)}
         state = {numbers[name]: join(slot, tensors) for name, slot in skeleton["slots"].items()}
-        groups = [
-            {**_tuples(saved), "params": [numbers[name] for name in saved["params"]]} for saved in skeleton["groups"]
+        groups = [  # what can be set only since is as the program says
+            {**own, **_tuples(saved), "params": [numbers[name] for name in saved["params"]]}
+            for own, saved in zip(self.optimizer.param_groups, skeleton["groups"], strict=True)
         ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -139,11 +168,18 @@ def union(skeletons: Sequence[Skeleton], names: Sequence[str]) -> Skeleton:
         names: the whole model's parameters, in their order.
 
     Raises:
-        ConfigError: the ranks made different groups.
+        ConfigError: the ranks made different optimizers, or different groups.
     """
     places = {name: place for place, name in enumerate(names)}
     slots = {name: slot for each in skeletons for name, slot in each["slots"].items()}
     shapes = [[_bare(group) for group in each["groups"]] for each in skeletons]
+    kinds = sorted({each["by"]["class"] for each in skeletons})
+    if len(kinds) > 1:
+        raise ConfigError(
+            "the ranks of a pipeline made different optimizers",
+            found=", ".join(kinds),
+            do="make the same on every rank",
+        )
     if any(shape != shapes[0] for shape in shapes):
         raise ConfigError(
             "the ranks of a pipeline made different parameter groups",
@@ -159,13 +195,14 @@ def union(skeletons: Sequence[Skeleton], names: Sequence[str]) -> Skeleton:
         }
         for index, bare in enumerate(shapes[0])
     ]
-    return {"slots": {name: slots[name] for name in names if name in slots}, "groups": groups}
+    return {**skeletons[0], "slots": {name: slots[name] for name in names if name in slots}, "groups": groups}
 
 
 def part(skeleton: Skeleton, own: Collection[str], names: Collection[str]) -> Skeleton:
     """What a rank needs of the skeleton of a whole model's optimizer: its own parameters, and what is not the model's."""
     away = set(names) - set(own)
     return {
+        **skeleton,
         "slots": {name: slot for name, slot in skeleton["slots"].items() if name not in away},
         "groups": [
             {**group, "params": [name for name in group["params"] if name not in away]}

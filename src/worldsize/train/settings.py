@@ -20,7 +20,9 @@ from worldsize.track import spec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ACCEPTABLE = ("global_batch", "micro_batch", "data", "seed", "precision", "duration", "own-generator", "unused")
+ACCEPTABLE = (
+    "global_batch", "micro_batch", "data", "seed", "precision", "duration", "own-generator", "unused", "optimizer",
+)  # fmt: skip
 """What `accept=` may name."""
 
 

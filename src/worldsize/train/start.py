@@ -133,12 +133,13 @@ def begin(
     order = {"shuffle": source.shuffle, "drop_last": source.drop_last, "drawn": source.sampler is not None}
     notes = decide(comm, lambda: folder.begin(settings, order))
     changes = notes + folder.same_data(comm, settings, loader.fingerprint())
-    at, more = resume(engine, settings, kept, loader)
+    at, renewed, more = resume(engine, settings, kept, loader)
+    changes += renewed
     at.shift = position(cut, at) - at.step
 
     def back() -> state.Progress:
         committer.wait()
-        now, _ = resume(engine, settings, kept, loader)
+        now, *_ = resume(engine, settings, kept, loader)
         if now.step == 0:
             raise StepError("there is no commit to go back to", do="save more often, or use nonfinite='skip'")
         now.shift = position(cut, now) - now.step
@@ -237,17 +238,24 @@ def shares(cut: BatchPlan, ranks: int, total: int | None) -> tuple[int, int]:
     return max(dealt), 0 if ragged else min(dealt)
 
 
-def resume(engine: Engine, settings: Settings, kept: Kept, loader: Loader) -> tuple[state.Progress, list[str]]:
-    """Read the newest checkpoint that is whole into models, optimizers and everything else. Collective."""
+def resume(
+    engine: Engine, settings: Settings, kept: Kept, loader: Loader
+) -> tuple[state.Progress, list[str], list[str]]:
+    """Read the newest checkpoint that is whole into models, optimizers and everything else. Collective.
+
+    Returns:
+        where it stands, a line for each accepted change, and what else is to be said.
+    """
     path, notes = load.newest(settings.dir, engine.comm)
     if path is None:
-        return state.Progress(), [*notes, *imported(engine, settings)]
-    train = load.read_train(path)
+        return state.Progress(), [], [*notes, *imported(engine, settings)]
+    train, changes = state.accepted(engine, load.read_train(path), settings.accept)
     wanted = state.wanted(engine, kept, train)
-    load.load(path, wanted, engine.comm, scattered=engine.parts.scattered)
+    load.load(path, wanted, engine.comm, scattered=engine.parts.scattered, left=state.left(train))
     at = state.restore(engine, kept, train, wanted)
     loader.load_state_dict(train["data"])
-    return at, [*notes, f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen"]
+    notes.append(f"going on from {path.name}: step {at.step}, epoch {at.epoch}, {at.samples:,} samples seen")
+    return at, changes, notes
 
 
 def imported(engine: Engine, settings: Settings) -> list[str]:

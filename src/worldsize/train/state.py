@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsize.errors import CheckpointError, ConfigError, DataError
-from worldsize.train import optim
+from worldsize.train import another, optim
 from worldsize.train.plain import join, split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from torch import Tensor
 
@@ -80,15 +80,60 @@ def plain(engine: Engine, kept: Kept, progress: Progress) -> dict[str, Any]:
     }
 
 
-def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors to read a checkpoint into, laid out as this run needs them: the model's own, and empty ones for the rest.
+def accepted(engine: Engine, train: Mapping[str, Any], accept: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The checkpoint's plain state as this run's optimizers can take it. Collective.
+
+    Args:
+        engine: with everything that the program made.
+        train: as it was saved.
+        accept: names of changes that are wanted.
+
+    Returns:
+        the state, and a line for each optimizer that is another one.
 
     Raises:
-        CheckpointError: the checkpoint belongs to other optimizers or keeps other things.
+        CheckpointError: an optimizer is another one, and that was not accepted; or there are other optimizers.
     """
     here, there = [entry.named.name for entry in engine.parts.optimizers], list(train["optim"])
     if here != there:
-        raise CheckpointError("the optimizers are not those of the checkpoint", found=f"now {here}, before {there}")
+        raise CheckpointError(
+            "the optimizers are not those of the checkpoint", found=f"now {here}, before {there}",
+            do="make as many as the run that wrote it",
+        )  # fmt: skip
+    found, lines = dict(train["optim"]), []
+    for entry in engine.parts.optimizers:
+        saved = _part(entry, train)
+        answers = engine.comm.gather((entry.named.misfit(saved), entry.named.fits(saved)))
+        problem = next((error for error, _ in answers if error is not None), None)
+        if problem is None:
+            continue
+        if "optimizer" not in accept:
+            raise problem
+        keep = all(fits for _, fits in answers)
+        found[entry.named.name] = entry.named.renewed(saved, keep=keep)
+        goes_on = "its state goes on, its settings are the program's" if keep else "its state begins anew"
+        lines.append(f"{problem.what} ({problem.found}), accepted: {goes_on}")
+    return {**train, "optim": found}, lines
+
+
+def left(train: Mapping[str, Any]) -> tuple[str, ...]:
+    """What names of tensors begin with that stay in the checkpoint: the state of optimizers that were replaced."""
+    return tuple(
+        f"optim/{name}/" for name, saved in train["optim"].items() if saved.get("renewed") and not saved["slots"]
+    )
+
+
+def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors to read a checkpoint into, laid out as this run needs them: the model's own, and empty ones for the rest.
+
+    Args:
+        engine: with everything that the program made.
+        kept: the program's own state.
+        train: what `accepted` gave.
+
+    Raises:
+        CheckpointError: the checkpoint keeps other things.
+    """
     found: dict[str, Tensor] = {}
     for placed in engine.parts.models.values():
         if placed.save != "none":
@@ -113,8 +158,13 @@ def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[
             "the schedules are not those of the checkpoint",
             found=f"{len(engine.parts.schedules)} now, {len(train['schedules'])} before",
         )
-    for scheduled, state in zip(engine.parts.schedules, train["schedules"], strict=True):
-        scheduled.schedule.load_state_dict(join(state, {}))
+    renewed = {id(each.optimizer) for each in engine.parts.optimizers if _part(each, train).get("renewed")}
+    for scheduled, packed in zip(engine.parts.schedules, train["schedules"], strict=True):
+        schedule, state = scheduled.schedule, join(packed, {})
+        if id(scheduled.optimizer) in renewed:
+            last = [group.get("lr") for group in scheduled.optimizer.param_groups]
+            state = another.rates(state, schedule.state_dict(), last)
+        schedule.load_state_dict(state)
     if engine.scale and train["scale"]:
         engine.scale.load_state_dict(train["scale"])
     kept.load(_under("keep", read), train["keep"])

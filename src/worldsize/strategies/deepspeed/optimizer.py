@@ -41,6 +41,11 @@ class PartitionedOptimizer(Optimizer):
         self.pending = False
         """Whether there are gradients that no step has used."""
 
+    @property
+    def made(self) -> Optimizer:
+        """The program's own one."""
+        return self._made
+
     def drive(self, engine: Any, fragments: Fragments | None, shards: Shards) -> None:
         """From now on steps are this engine's.
 
