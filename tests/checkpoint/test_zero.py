@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+import worldsize as ws
 from tests.pools import pool
 from tests.strategies.models import Blocks, TiedBlocks
 from worldsize.checkpoint.weights import read_weights
+from worldsize.cli.checkpoint import command
 from worldsize.errors import CheckpointError
 from worldsize.runtime import env, session
 from worldsize.strategies.deepspeed import strategy
@@ -72,6 +76,92 @@ def test_a_rank_whose_file_is_missing_is_named_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 1
 
 
+def _lines(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights there, and what is said of them."""
+    said: list[str] = []
+    return read_weights(path, trust=True, say=said.append), said
+
+
+def _newer(folder: Path, step: int) -> Path:
+    """The same again as of a later step, which is the latest then."""
+    copied = shutil.copytree(folder / "global_step2", folder / f"global_step{step}")
+    (folder / "latest").write_text(copied.name)
+    return copied
+
+
+def test_an_incomplete_folder_is_skipped_and_named(tmp_path: Path) -> None:
+    """Where an older one beside it is whole (B087)."""
+    wanted, *_ = pool(2).run(_written, tmp_path, 2, Blocks)
+    for step, rank in ((9, 1), (10, 0)):
+        (missing,) = _newer(tmp_path, step).glob(f"*pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        missing.unlink()
+    found, said = _lines(tmp_path)
+    assert [line.partition(" is incomplete: ") for line in said[:2]] == [
+        (
+            f"skipped: {tmp_path / name}",
+            " is incomplete: ",
+            f"1 of 2 files with optimizer states are missing, none of rank {rank}",
+        )
+        for name, rank in (("global_step10", 0), ("global_step9", 1))
+    ]
+    torch.testing.assert_close(found["head.weight"], wanted["head.weight"], rtol=0, atol=0)
+
+
+def test_all_incomplete_folders_are_refused(tmp_path: Path) -> None:
+    """With what the latest lacks."""
+    pool(2).run(_written, tmp_path, 3, Blocks)
+    for folder in (tmp_path / "global_step2", _newer(tmp_path, 4)):
+        for missing in folder.glob("*optim_states.pt"):
+            missing.unlink()
+    with pytest.raises(CheckpointError, match=r"global_step4 is incomplete: 2 of 2 files with optimizer states"):
+        read_weights(tmp_path, trust=True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [(0, " stays behind.*on any number"), (2, " of 2 ranks stays behind.*on 2 again, or.*ds_to_universal")],
+)
+def test_what_stays_behind_is_said(stage: int, words: str, tmp_path: Path) -> None:
+    """With who could go on with it, and on how many ranks."""
+    pool(2).run(_written, tmp_path, stage, Blocks)
+    (said,) = _lines(tmp_path)[1]
+    assert re.search(f"the weights alone are taken, the optimizer state{words}", said)
+
+
+def _begun(folder: Path, source: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """A run that begins with these weights, and what it says of them."""
+    run = ws.Run(folder, global_batch=4, micro_batch=2, duration="1st", strategy="zero2", device="cpu")
+    said: list[str] = []
+    vars(run)["say"] = said.append
+    model = run.model(Blocks)
+    run.warm_start(model, source, trust=True)
+    found = run.whole(model)
+    run.close()
+    return found, said
+
+
+def test_what_four_ranks_wrote_begins_a_run_on_two(tmp_path: Path) -> None:
+    """Weights are read at any size: nothing needs to be refused, and what stays behind is said (B087)."""
+    wanted, *_ = pool(4).run(_written, tmp_path / "native", 2, Blocks)
+    for found, said in pool(2).run(_begun, tmp_path / "run", tmp_path / "native"):
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+        assert (
+            "the optimizer state of 4 ranks stays behind; DeepSpeed goes on with it on 4 again, or on any number"
+            in said[0]
+        )
+
+
+def test_the_command_says_what_stays_behind(tmp_path: Path) -> None:
+    """Beside what it wrote."""
+    pool(2).run(_written, tmp_path / "native", 1, Blocks)
+    done = CliRunner().invoke(
+        command, ["import", str(tmp_path / "native"), "--to", str(tmp_path / "w.pt"), "--trust"]
+    )
+    assert "the optimizer state of 2 ranks stays behind" in done.stderr
+    assert (tmp_path / "w.pt").is_file()
+
+
 def test_reading_asks_for_trust(tmp_path: Path) -> None:
     """DeepSpeed's files are pickles of its own objects."""
     pool(2).run(_written, tmp_path, 1, Blocks)
@@ -97,7 +187,9 @@ def test_universal_checkpoints_are_read(stage: int, tmp_path: Path) -> None:
     """As DeepSpeed's own converter makes them."""
     wanted, *_ = pool(2).run(_written, tmp_path / "native", stage, Blocks)
     pool(1).run(_universal, tmp_path / "native" / "global_step2", tmp_path / "universal")
-    found = read_weights(tmp_path / "universal", names=wanted.keys(), trust=True)
+    said: list[str] = []
+    found = read_weights(tmp_path / "universal", names=wanted.keys(), trust=True, say=said.append)
+    assert "stays behind; DeepSpeed goes on with it with load_universal on any number of ranks" in said[0]
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0)
     shutil.rmtree(tmp_path / "universal" / "zero")

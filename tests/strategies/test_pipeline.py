@@ -128,6 +128,14 @@ def test_ten_samples_in_batches_of_four() -> None:
         _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), alone)
 
 
+def test_eight_samples_in_micro_batches_of_three() -> None:
+    """Three, three and two: nothing has to divide, so nothing is refused, and the loss is that of one rank (B082)."""
+    task = Task(data=_eight, batch=(8, 3), steps=3)
+    alone = ran(task, 1)[0]
+    for schedule in SCHEDULES:
+        _same(task, ran(replace(task, sizes=PP, options={"schedule": schedule}), 2), alone)
+
+
 def _ten() -> Any:
     return chains.rows(10)
 

@@ -12,7 +12,7 @@ from worldsize.errors import CheckpointError
 from worldsize.runtime.sharded import is_sharded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -87,15 +87,15 @@ class Ours:
         )
 
 
-def open_weights(path: Path, *, trust: bool = False) -> Weights:
-    """Weights in whatever `weights.read_weights` understands. Raises as that."""
+def open_weights(path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None) -> Weights:
+    """Weights in whatever `weights.read_weights` understands. Says and raises as that."""
     ours = weights.ours(path)
     if ours is not None:
         return Ours(ours)
     file = weights.file_in(path) if path.is_dir() else path
     if file is not None and file.name.endswith((safe.SUFFIX, f"{safe.SUFFIX}.index.json")):
         return Boxes(file)
-    return Held(weights.read_weights(path, trust=trust))
+    return Held(weights.read_weights(path, trust=trust, say=say))
 
 
 def refuse_shapes(facts: Mapping[str, TensorFact], targets: Mapping[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,7 +16,7 @@ from worldsize.errors import CheckpointError, MissingExtraError
 from worldsize.runtime.comm import Alone
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch import Tensor
 
@@ -39,7 +40,12 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 def read_weights(
-    path: Path | str, *, names: Collection[str] | None = None, prefix: str | None = None, trust: bool = False
+    path: Path | str,
+    *,
+    names: Collection[str] | None = None,
+    prefix: str | None = None,
+    trust: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Tensor]:
     """The weights in a checkpoint of ours or of others, on the CPU, by the names of the bare model.
 
@@ -52,6 +58,7 @@ def read_weights(
             off where the rest then fits. Without, the names stay as they are in the file.
         prefix: take only the names that begin with this, and take it off.
         trust: allow unpickling, which can run any code that the file brings.
+        say: is told in lines what was skipped, and what stays behind.
 
     Raises:
         CheckpointError: nothing there can be read, or only by unpickling, or its names are not `names`.
@@ -59,7 +66,7 @@ def read_weights(
     """
     path = Path(path)
     try:
-        found = _read(path, trust=trust)
+        found = _read(path, trust=trust, say=say)
     except OSError as error:
         raise disk.explain(error, "reading", path) from error
     if prefix:
@@ -127,13 +134,13 @@ def file_in(folder: Path) -> Path | None:
     return next((folder / name for name in _FOLDER_FILES if (folder / name).is_file()), None)
 
 
-def _read(path: Path, *, trust: bool) -> dict[str, Tensor]:
+def _read(path: Path, *, trust: bool, say: Callable[[str], None]) -> dict[str, Tensor]:
     if (own := ours(path)) is not None:
         return _ours(own)
     if not path.is_dir():
         return _file(path, trust=trust)
-    if (foreign := zero.find(path)) is not None:
-        return zero.read(foreign, lambda file: _read_torch(file, trust=trust))
+    if foreign := zero.find(path):
+        return zero.read(foreign, lambda file: _read_torch(file, trust=trust, mapped=True), say)
     if (file := file_in(path)) is not None:
         return _file(file, trust=trust)
     raise CheckpointError(
@@ -185,9 +192,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is damaged or no safetensors file", found=str(error)) from error
 
 
-def _read_torch(path: Path, *, trust: bool) -> Any:
+def _read_torch(path: Path, *, trust: bool, mapped: bool = False) -> Any:
+    """Where it is mapped, tensors are read when they are used."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust)
+        mapped = mapped and zipfile.is_zipfile(path)
+        return torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped)
     except OSError:
         raise
     except pickle.UnpicklingError as error:

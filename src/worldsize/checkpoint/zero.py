@@ -1,13 +1,15 @@
 """Room: the weights in a folder that DeepSpeed itself wrote: any ZeRO stage and world size, and universal ones.
 
 Stages 1 and 2 lay each rank's piece of a group into a file, stage 3 each rank's piece of every parameter. Here the pieces
-are put together, so that it does not matter on how many ranks they are read. The layout is that of DeepSpeed 0.19.
+are put together, so that it does not matter on how many ranks they are read. Optimizer state stays behind, and that is
+said. The layout is that of DeepSpeed 0.19.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Load = Callable[[Path], Any]
+    Say = Callable[[str], None]
 
 _LATEST = ("latest", "latest_universal")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -29,34 +32,115 @@ _UNIVERSAL = "zero"
 _SHOWN = 5
 
 
-def find(path: Path) -> Path | None:
-    """The folder with the files, where `path` is one that DeepSpeed wrote, or the one above it."""
+class _IncompleteError(CheckpointError):
+    """Files of ranks are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """A folder in which none is missing.
+
+    Attributes:
+        models: files with model states by rank, and what is in the first.
+        optimizers: files with optimizer states by rank; none where DeepSpeed wrote none, and in universal ones.
+    """
+
+    folder: Path
+    models: list[Path]
+    first: Any
+    optimizers: list[Path]
+
+    @property
+    def behind(self) -> str | None:
+        """What of it is not read, and who could."""
+        ranks = len(self.optimizers)
+        if (self.folder / _UNIVERSAL).is_dir():
+            what, who = "", "with load_universal on any number of ranks"
+        elif ranks:
+            what = f" of {ranks} rank{'s' * (ranks > 1)}"
+            who = f"on {ranks} again, or on any number from a universal checkpoint of it (ds_to_universal)"
+        elif self.first.get("optimizer"):
+            what, who = "", "on any number of ranks"
+        else:
+            return None
+        left = f"the optimizer state{what} stays behind; DeepSpeed goes on with it {who}"
+        return f"{self.folder}: the weights alone are taken, {left}"
+
+
+def find(path: Path) -> list[Path]:
+    """The folders of one checkpoint each: `path`, or what DeepSpeed calls the latest in it and then the older ones."""
     for name in _LATEST:
         if (path / name).is_file():
             tagged = path / (path / name).read_text().strip()
             if tagged.parent == path and tagged.is_dir():
-                return tagged
+                return [tagged, *_older(tagged)]
             raise CheckpointError(f"{path / name} names a checkpoint that is not there", found=tagged.name)
-    return path if path.is_dir() and any(_MODEL.fullmatch(entry.name) for entry in path.iterdir()) else None
+    return [path] if _is_one(path) else []
 
 
-def read(folder: Path, load: Load) -> dict[str, Tensor]:
-    """All weights and buffers by the names of the model.
+def read(folders: list[Path], load: Load, say: Say) -> dict[str, Tensor]:
+    """All weights and buffers by the names of the model, of the first folder in which no file is missing.
 
     Args:
-        folder: what `find` gave.
+        folders: what `find` gave.
         load: reads one torch file.
+        say: is told of folders that were skipped, and of what stays behind.
 
     Raises:
-        CheckpointError: files of ranks are missing, they are named; or it holds tensor parts.
+        CheckpointError: files of ranks are missing in all of them, those of the first are named; or it holds tensor parts.
     """
-    models = _ranked(folder, _MODEL)
-    first = load(models[0])
+    found = _first_whole(folders, load, say)
+    if found.behind:
+        say(found.behind)
+    folder, models, first, files = found.folder, found.models, found.first, found.optimizers
     if (folder / _UNIVERSAL).is_dir():
         return _whole(first["module"]) | dict(_universal(folder / _UNIVERSAL, load, first.get("param_shapes") or []))
-    if not any(_OPTIMIZER.fullmatch(entry.name) for entry in folder.iterdir()):
-        return _whole(first["module"])
-    files = _ranked(folder, _OPTIMIZER, first.get("dp_world_size"))
+    return _put_together(models, first, files, load) if files else _whole(first["module"])
+
+
+def _is_one(path: Path) -> bool:
+    return path.is_dir() and any(_MODEL.fullmatch(entry.name) for entry in path.iterdir())
+
+
+def _older(tagged: Path) -> list[Path]:
+    """Others beside it that were written before, the newest first."""
+    others = [each for each in tagged.parent.iterdir() if _is_one(each) and _age(each) < _age(tagged)]
+    return sorted(others, key=_age, reverse=True)
+
+
+def _age(folder: Path) -> tuple[int, float]:
+    """By the step in its name, where one is: copying loses times."""
+    step = re.search(r"\d+$", folder.name)
+    return int(step[0]) if step else -1, folder.stat().st_mtime
+
+
+def _first_whole(folders: list[Path], load: Load, say: Say) -> _Files:
+    problems: list[_IncompleteError] = []
+    for folder in folders:
+        try:
+            found = _files(folder, load)
+        except _IncompleteError as error:
+            problems.append(error)
+            continue
+        for problem in problems:
+            say(f"skipped: {problem.what}, {problem.found}")
+        return found
+    raise problems[0]
+
+
+def _files(folder: Path, load: Load) -> _Files:
+    """Looks at names, and into the first file for how many there must be."""
+    models = _ranked(folder, _MODEL)
+    first = load(models[0])
+    needed = models[0].name.startswith("zero_pp_rank")  # stage 3, which has the weights nowhere else
+    if (folder / _UNIVERSAL).is_dir() or not (
+        needed or any(_OPTIMIZER.fullmatch(each.name) for each in folder.iterdir())
+    ):
+        return _Files(folder, models, first, [])
+    return _Files(folder, models, first, _ranked(folder, _OPTIMIZER, first.get("dp_world_size")))
+
+
+def _put_together(models: list[Path], first: Any, files: list[Path], load: Load) -> dict[str, Tensor]:
     states = [load(file)["optimizer_state_dict"] for file in files]
     stage = states[0].get("zero_stage", 1)
     shapes: list[Mapping[str, torch.Size]] = first["param_shapes"]
@@ -89,7 +173,7 @@ def _ranked(folder: Path, pattern: re.Pattern[str], count: int | None = None) ->
     missing = [rank for rank in range(expected) if rank not in files]
     if missing:
         kind = "optimizer" if pattern is _OPTIMIZER else "model"
-        raise CheckpointError(
+        raise _IncompleteError(
             f"{folder} is incomplete: {len(missing)} of {expected} files with {kind} states are missing",
             found=f"none of rank {', '.join(map(str, missing[:_SHOWN]))}",
             do="copy them from where those ranks wrote, or use an older checkpoint",

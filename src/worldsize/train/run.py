@@ -170,7 +170,8 @@ class Run:
 
         Args:
             model: what `run.model` returned.
-            source: a checkpoint of ours, a torch file, safetensors, a Lightning checkpoint, an accelerate folder.
+            source: a checkpoint of ours, a torch file, safetensors, a Lightning checkpoint, a folder of accelerate,
+                transformers or DeepSpeed.
             strict: refuse names that only one side has.
             fresh: a pattern of names that the source need not have, such as adapters' `*.lora_*`.
             trust: allow unpickling, which runs code from the file.
@@ -180,7 +181,10 @@ class Run:
         """
         self._engine.parts.refuse_late("a warm start")
         placed = self._engine.parts.placed(model)
-        return warm.start(placed, Path(source), self._engine.comm, strict=strict, fresh=fresh, trust=trust)
+        how: dict[str, Any] = {"strict": strict, "fresh": fresh, "trust": trust}
+        return warm.start(
+            placed, Path(source), self._engine.comm, **how, say=lambda line: self.say(f"worldsize: {line}")
+        )
 
     def optimizer(self, make: Callable[..., O], *models: nn.Module, clip: float | None = None) -> O:
         """Make an optimizer over placed models.

@@ -12,7 +12,7 @@ from worldsize.checkpoint import foreign, weights
 from worldsize.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 
 def start(
-    placed: Placed, source: Path, comm: Comm, *, strict: bool = True, fresh: str | None = None, trust: bool = False
+    placed: Placed,
+    source: Path,
+    comm: Comm,
+    *,
+    strict: bool = True,
+    fresh: str | None = None,
+    trust: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Copy weights into a placed model, each rank its own part. Collective.
 
@@ -33,6 +40,7 @@ def start(
         strict: names must fit, with the prefixes of wrappers taken off.
         fresh: a pattern of names that the source need not have (`*.lora_*`).
         trust: allow unpickling.
+        say: is told what stays behind.
 
     Returns:
         names that stayed as they were.
@@ -43,14 +51,9 @@ def start(
     live = placed.strategy.state(placed.module)
     met = comm.gather((sorted(live), _ties(placed.module)))
     everywhere = {name for names, _ in met for name in names}
-    ties = [
-        tie
-        for index, (_, held) in enumerate(met)
-        for tie in held
-        if all(tie not in other for _, other in met[:index])
-    ]
+    ties = [list(tie) for tie in dict.fromkeys(tuple(tie) for _, held in met for tie in held)]
     spared = {name for name in everywhere if fresh and fnmatch(name, fresh)}
-    found = foreign.open_weights(source, trust=trust)
+    found = foreign.open_weights(source, trust=trust, say=say)
     there = {name: name for name in found.facts}
     names = (
         _names(source, placed.name, there, everywhere - spared, ties)
