@@ -61,6 +61,7 @@ def transfer(source: NamedOptimizer, target: NamedOptimizer) -> None:
     wanted = target.wanted(skeleton)
     assert wanted.keys() == tensors.keys()
     for name, empty in wanted.items():
+        assert isinstance(empty, torch.Tensor)
         assert (empty.shape, empty.dtype) == (tensors[name].shape, tensors[name].dtype), name
         empty.copy_(tensors[name])
     target.load(wanted, skeleton)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsize.runtime.comm import Comm
+    from worldsize.runtime.stretch import Stretch
 
 __all__ = ["TensorFact", "load", "load_some", "metadata", "newest", "read_train"]
 
@@ -112,7 +113,7 @@ def metadata(path: Path | str) -> dict[str, TensorFact]:
 
 def load(
     path: Path | str,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | Stretch],
     comm: Comm,
     *,
     scattered: bool = False,
@@ -124,7 +125,7 @@ def load(
 
     Args:
         path: a committed checkpoint that was verified (see `newest`).
-        tensors: name -> replicated tensor or DTensor, on any device.
+        tensors: name -> replicated tensor, DTensor or stretch of a tensor, on any device.
         comm: the other ranks.
         scattered: whether ranks want tensors of different names: together they want all.
         left: what names begin with that nobody needs to want.
@@ -153,7 +154,7 @@ def _told(work: Callable[[], None]) -> CheckpointError | None:
     return None
 
 
-def load_some(path: Path, tensors: Mapping[str, Tensor], *, convert: bool = False) -> None:
+def load_some(path: Path, tensors: Mapping[str, Tensor | Stretch], *, convert: bool = False) -> None:
     """Local. Like `load`, from a checkpoint that may hold other tensors besides, and of other dtypes where `convert`."""
     if problem := _told(lambda: _load(path, tensors, None, convert=convert)):
         raise problem
@@ -161,7 +162,7 @@ def load_some(path: Path, tensors: Mapping[str, Tensor], *, convert: bool = Fals
 
 def _load(
     path: Path,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | Stretch],
     wanted: Collection[str] | None,
     *,
     convert: bool = False,
@@ -181,9 +182,9 @@ def _load(
         store.read(path, saved, part)
 
 
-def _rounds(tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> list[dict[str, Tensor]]:
+def _rounds(tensors: Mapping[str, Tensor | Stretch], aliases: Mapping[str, str]) -> list[dict[str, Tensor | Stretch]]:
     """Tied tensors were saved once: a read for each of the tensors that take the same name of the checkpoint."""
-    rounds: list[dict[str, Tensor]] = []
+    rounds: list[dict[str, Tensor | Stretch]] = []
     for name, tensor in tensors.items():
         source = aliases.get(name, name)
         free = next((part for part in rounds if source not in part), None)
@@ -208,7 +209,9 @@ def _complete(path: Path, wanted: Collection[str], saved: Mapping[str, TensorFac
         )
 
 
-def _alike(path: Path, tensors: Mapping[str, Tensor], saved: Mapping[str, TensorFact], *, convert: bool) -> None:
+def _alike(
+    path: Path, tensors: Mapping[str, Tensor | Stretch], saved: Mapping[str, TensorFact], *, convert: bool
+) -> None:
     here = {
         name: TensorFact(tuple(tensor.shape), saved[name].dtype if convert else tensor.dtype)
         for name, tensor in tensors.items()

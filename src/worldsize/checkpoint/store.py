@@ -10,10 +10,12 @@ import builtins
 import pickle
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
@@ -22,14 +24,16 @@ from torch.distributed.checkpoint.default_planner import (
     create_default_local_save_plan,
 )
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from worldsize.checkpoint import disk, ranges
 from worldsize.checkpoint.facts import TensorFact, piece_bytes
 from worldsize.errors import CheckpointError
+from worldsize.runtime.stretch import Stretch
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -260,7 +264,7 @@ def of_places(places: Mapping[str, Place]) -> dcp.Metadata:
     return dcp.Metadata(facts, storage_data=storage)
 
 
-def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor], *, bare: bool = False) -> None:
+def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor | Stretch], *, bare: bool = False) -> None:
     """Fill these tensors in place with what this rank needs of them, whatever their dtype. Local.
 
     Args:
@@ -272,14 +276,42 @@ def read(path: Path, metadata: dcp.Metadata, tensors: Mapping[str, Tensor], *, b
     Raises:
         OSError, CheckpointError: reading failed.
     """
-    state: dict[str, Any] = dict(tensors)
+    wanted = [*_of_tensors(tensors, metadata), *_of_stretches(tensors, metadata)]
+    wanted.sort(key=lambda each: _place(each[0], metadata))
+    for name, group in groupby(wanted, key=lambda each: _place(each[0], metadata)[0]):
+        with (path / name).open("rb", buffering=0) as file:
+            for item, target in group:
+                _read_item(file.fileno(), item, metadata, target(), bare=bare)
+
+
+Wanted = tuple["ReadItem", "Callable[[], Tensor]"]
+"""A box of a saved piece, and what gives the tensor that it goes to."""
+
+
+def _of_tensors(tensors: Mapping[str, Tensor | Stretch], metadata: dcp.Metadata) -> list[Wanted]:
+    state: dict[str, Any] = {name: value for name, value in tensors.items() if not isinstance(value, Stretch)}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(state, metadata, is_coordinator=True)
-    items = sorted(create_default_local_load_plan(state, metadata).items, key=lambda item: _place(item, metadata))
-    for name, group in groupby(items, key=lambda item: _place(item, metadata)[0]):
-        with (path / name).open("rb", buffering=0) as file:
-            for item in group:
-                _read_item(file.fileno(), item, metadata, planner.resolve_tensor(item).detach(), bare=bare)
+    items = create_default_local_load_plan(state, metadata).items
+    return [(item, lambda item=item: planner.resolve_tensor(item).detach()) for item in items]  # type: ignore[misc]
+
+
+def _of_stretches(tensors: Mapping[str, Tensor | Stretch], metadata: dcp.Metadata) -> list[Wanted]:
+    found: list[Wanted] = []
+    for name, value in tensors.items():
+        if isinstance(value, Stretch):
+            boxes = list(value.boxes())
+            chunks = [dcp.ChunkStorageMetadata(torch.Size(at), values.shape) for at, values in boxes]
+            fact = cast("dcp.TensorStorageMetadata", metadata.state_dict_metadata[name])
+            found += [
+                (item, partial(_box, boxes[cast("int", item.dest_index.index)][1], item))
+                for item in create_read_items_for_chunk_list(name, fact, chunks)
+            ]
+    return found
+
+
+def _box(values: Tensor, item: ReadItem) -> Tensor:
+    return narrow_tensor_by_index(values, item.dest_offsets, item.lengths)
 
 
 def _read_item(descriptor: int, item: ReadItem, metadata: dcp.Metadata, target: Tensor, *, bare: bool) -> None:

@@ -294,12 +294,21 @@ class Strategy(ABC):
         found: Mapping[str, Any] = model.state_dict() if held is None else held
         return found
 
-    def filled(self, model: nn.Module, state: Mapping[str, Any], held: Mapping[str, Tensor] | None = None) -> None:
-        """After something was read into the tensors that `state` gave. Collective.
+    def room(self, model: nn.Module, held: Mapping[str, Tensor] | None = None) -> Mapping[str, Any]:
+        """What a checkpoint is read into: what `state` gives, or `Stretch`es of it that need not be gathered. Collective.
 
         Args:
             model: a placed one.
-            state: what `state` gave.
+            held: as for `state`.
+        """
+        return self.state(model, held)
+
+    def filled(self, model: nn.Module, state: Mapping[str, Any], held: Mapping[str, Tensor] | None = None) -> None:
+        """After something was read into the tensors that `state` or `room` gave. Collective.
+
+        Args:
+            model: a placed one.
+            state: what they gave.
             held: what it was given.
         """
 

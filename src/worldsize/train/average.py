@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from worldsize.runtime.stretch import Stretch
     from worldsize.train.parts import Placed
 
 
@@ -54,8 +55,12 @@ class Average:
         """What checkpoints keep of it. Collective."""
         return self.placed.strategy.state(self.placed.module, self._held)
 
-    def filled(self, state: Mapping[str, Tensor]) -> None:
-        """After a checkpoint was read into what `state` gave. Collective."""
+    def room(self) -> Mapping[str, Tensor | Stretch]:
+        """What a checkpoint is read into. Collective."""
+        return self.placed.strategy.room(self.placed.module, self._held)
+
+    def filled(self, state: Mapping[str, Tensor | Stretch]) -> None:
+        """After a checkpoint was read into what `room` gave. Collective."""
         self.placed.strategy.filled(self.placed.module, state, self._held)
 
     def _find(self) -> tuple[list[Tensor], list[Tensor]]:

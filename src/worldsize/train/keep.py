@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsize.runtime.comm import Comm
+    from worldsize.runtime.stretch import Stretch
 
 
 class Kept:
@@ -66,7 +67,7 @@ class Kept:
         sharded = {name: torch.empty_like(each) for name, each in self._objects.items() if is_sharded(each)}
         return found | {name: tensor for name, tensor in sharded.items() if name in found}
 
-    def load(self, tensors: Mapping[str, Tensor], skeletons: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Tensor | Stretch], skeletons: Mapping[str, Any]) -> None:
         """Put every object back, in place where it can be."""
         for name, skeleton in skeletons.items():
             self._objects[name] = _restore(self._objects[name], join(skeleton, tensors))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from worldsize.runtime.stretch import Stretch
+
 Skeleton = dict[str, Any]
 
 
@@ -117,22 +119,22 @@ class NamedOptimizer:
         found = another.groups(self._groups(), skeleton["groups"])
         return {**self.skeleton(), "slots": skeleton["slots"] if keep else {}, "groups": found, "renewed": True}
 
-    def wanted(self, skeleton: Skeleton) -> dict[str, Tensor]:
-        """Empty tensors, laid out as this optimizer needs them, for everything the skeleton names.
+    def wanted(self, skeleton: Skeleton) -> dict[str, Tensor | Stretch]:
+        """Empty tensors, or stretches of them, laid out as this optimizer needs them, for everything the skeleton names.
 
         Raises:
             CheckpointError: the checkpoint's optimizer is another one, trains other parameters, or groups them in another way.
         """
         if problem := self.misfit(skeleton):
             raise problem
-        found: dict[str, Tensor] = {}
+        found: dict[str, Tensor | Stretch] = {}
         for name, slot in skeleton["slots"].items():
             parameter = self._names[name]
             for path, tensor in empty(slot, parameter.device).items():
-                found[path] = self._room(parameter, tensor)
+                found[path] = self._room(parameter, path.removeprefix(f"{name}/"), tensor)
         return found
 
-    def load(self, tensors: Mapping[str, Tensor], skeleton: Skeleton) -> None:
+    def load(self, tensors: Mapping[str, Tensor | Stretch], skeleton: Skeleton) -> None:
         """Put state and hyperparameters back, through the optimizer's own `load_state_dict`."""
         numbers = {name: index for index, name in enumerate(self._names)}
         state = {numbers[name]: join(slot, tensors) for name, slot in skeleton["slots"].items()}
@@ -142,13 +144,13 @@ class NamedOptimizer:
         ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def _room(self, parameter: nn.Parameter, saved: Tensor) -> Tensor:
+    def _room(self, parameter: nn.Parameter, key: str, saved: Tensor) -> Tensor | Stretch:
         """Where a tensor of a parameter's state is read to: laid out like the parameter, or as the optimizer says."""
         if is_sharded(parameter):
             same = parameter.shape == saved.shape
             return torch.empty_like(plain(parameter), dtype=saved.dtype) if same else saved
         room = getattr(self.optimizer, "room", None)
-        made: Tensor | None = None if room is None else room(parameter, saved)
+        made: Stretch | None = None if room is None else room(parameter, key, saved)
         return saved if made is None else made
 
     def _groups(self) -> list[dict[str, Any]]:

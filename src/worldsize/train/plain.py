@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from worldsize.runtime.stretch import Stretch
+
 
 def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Take the tensors out of nested dicts, lists and tuples.
@@ -62,7 +64,7 @@ def empty(skeleton: Any, like: Any = None) -> dict[str, Tensor]:
     }
 
 
-def join(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+def join(skeleton: Any, tensors: Mapping[str, Tensor | Stretch]) -> Any:
     """Undo `split`."""
     return unpack(skeleton, tensors.__getitem__)
 

@@ -7,11 +7,12 @@ comes from a key; generators of the user's own are kept with `Run.keep`.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from worldsize.errors import CheckpointError, ConfigError, DataError
+from worldsize.runtime.stretch import Stretch
 from worldsize.train import another, optim
 from worldsize.train.plain import join, split
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from worldsize.train.engine import Engine
     from worldsize.train.keep import Kept
     from worldsize.train.parts import Placed, Trained
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ def tensors(engine: Engine, kept: Kept) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for placed in engine.parts.models.values():
         if placed.save != "none":
-            found |= _named(f"model/{placed.name}", _model(placed))
+            found |= _named(f"model/{placed.name}", _tensors(placed, placed.strategy.state(placed.module)))
     for entry in engine.parts.optimizers:
         found |= _named(f"optim/{entry.named.name}", entry.named.state()[0])
     for name, average in engine.parts.averages.items():
@@ -123,7 +126,7 @@ def left(train: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Tensor]:
+def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Tensor | Stretch]:
     """Tensors to read a checkpoint into, laid out as this run needs them: the model's own, and empty ones for the rest.
 
     Args:
@@ -134,18 +137,18 @@ def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Te
     Raises:
         CheckpointError: the checkpoint keeps other things.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor | Stretch] = {}
     for placed in engine.parts.models.values():
         if placed.save != "none":
-            found |= _named(f"model/{placed.name}", _model(placed))
+            found |= _named(f"model/{placed.name}", _tensors(placed, placed.strategy.room(placed.module)))
     for entry in engine.parts.optimizers:
         found |= _named(f"optim/{entry.named.name}", entry.named.wanted(_part(entry, train)))
     for name, average in engine.parts.averages.items():
-        found |= _named(f"average/{name}", average.state())
+        found |= _named(f"average/{name}", average.room())
     return found | _named("keep", kept.wanted(train["keep"], engine.device))
 
 
-def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[str, Tensor]) -> Progress:
+def restore(engine: Engine, kept: Kept, train: Mapping[str, Any], read: Mapping[str, Tensor | Stretch]) -> Progress:
     """Put what was read where it belongs; the models' own tensors are filled already. Collective."""
     for placed in engine.parts.models.values():
         placed.strategy.filled(placed.module, _under(f"model/{placed.name}", read))
@@ -189,16 +192,15 @@ def _part(entry: Trained, train: Mapping[str, Any]) -> optim.Skeleton:
     return saved if names is None else optim.part(saved, entry.named.names, names)
 
 
-def _model(placed: Placed) -> dict[str, Tensor]:
-    state = placed.strategy.state(placed.module)
-    foreign = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+def _tensors(placed: Placed, state: Mapping[str, Any]) -> dict[str, Any]:
+    foreign = [key for key, value in state.items() if not isinstance(value, torch.Tensor | Stretch)]
     if foreign:
         raise ConfigError(
             f"model {placed.name!r} has state that is no tensor",
             found=str(foreign[:3]),
             do="use run.keep for it, or a buffer",
         )
-    return {key: value.detach() for key, value in state.items()}
+    return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
 
 
 def _safe(state: Any) -> Any:
@@ -210,11 +212,11 @@ def _safe(state: Any) -> Any:
     return state.tolist() if isinstance(state, torch.Tensor) else state
 
 
-def _named(prefix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named(prefix: str, found: Mapping[str, T]) -> dict[str, T]:
     return {f"{prefix}/{name}": tensor for name, tensor in found.items()}
 
 
-def _under(prefix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _under(prefix: str, found: Mapping[str, T]) -> dict[str, T]:
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in found.items() if name.startswith(start)}
 

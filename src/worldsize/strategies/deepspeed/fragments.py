@@ -99,8 +99,13 @@ class Grouped(Fragments):
         return _there(grad for grads in inner.averaged_gradients.values() if grads for grad in grads)
 
     def spread(self) -> None:
-        """As after a step."""
-        self._optimizer.update_lp_params()
+        """Each rank's partition, in its place: DeepSpeed would gather them, for which gloo takes room for all once more."""
+        inner = self._optimizer
+        for at, parts in enumerate(inner.parallel_partitioned_bit16_groups):
+            group = inner.real_dp_process_group[at]
+            parts[dist.get_rank(group)].detach().copy_(inner.single_partition_of_fp32_groups[at].detach())
+            for rank, part in enumerate(parts):
+                dist.broadcast(part.detach(), group=group, group_src=rank)
 
     def know_norm(self, norm: Callable[[], Tensor]) -> None:
         """DeepSpeed's own would be a second pass over the gradients."""

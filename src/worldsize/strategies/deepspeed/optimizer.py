@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from worldsize.errors import CheckpointError, StepError
+from worldsize.runtime.stretch import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,12 +87,12 @@ class PartitionedOptimizer(Optimizer):
             self._made.zero_grad(set_to_none)
         self.pending = False
 
-    def room(self, parameter: nn.Parameter, saved: Tensor) -> Tensor | None:
-        """An empty tensor laid out as `load_state_dict` wants it; None where a whole one on each rank is right."""
+    def room(self, parameter: nn.Parameter, key: str, saved: Tensor) -> Stretch | None:
+        """Where a tensor of a parameter's state is read to before `load_state_dict`; None where a whole one is right."""
         if self._fragments is None or saved.shape != self._shapes[parameter] or not saved.dim():
             return None
-        assert self._shards is not None
-        return self._shards.room(saved.shape, saved.dtype)
+        assert isinstance(self.state, _States)
+        return self.state.room(parameter, key, saved.dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put state and hyperparameters into the partitions. Collective.
@@ -119,6 +120,8 @@ class _States(Mapping["nn.Parameter", dict[str, Any]]):
 
     def __init__(self, fragments: Fragments, shards: Shards, shapes: Mapping[nn.Parameter, torch.Size]) -> None:
         self._fragments, self._shards, self._shapes = fragments, shards, shapes
+        self._coming: dict[tuple[Tensor, str], Tensor] = {}
+        """What `room` gave out parts of, until `load` takes it over."""
 
     def __contains__(self, parameter: object) -> bool:
         trained = parameter in self._shapes and parameter.requires_grad  # type: ignore[attr-defined]
@@ -138,6 +141,16 @@ class _States(Mapping["nn.Parameter", dict[str, Any]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def room(self, parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Stretch:
+        """This rank's part of a tensor of the state, in memory that will be the partition's: no second copy is made."""
+        part = self._fragments.part(parameter)
+        at = (part.flat, key)
+        if at not in self._coming:
+            now = self._fragments.base.state.get(part.flat, {}).get(key)
+            kept = _laid(now, part.flat) and now.dtype is dtype
+            self._coming[at] = now if kept else torch.zeros_like(part.flat, dtype=dtype, requires_grad=False)
+        return Stretch(part.of(self._coming[at]), self._shapes[parameter], part.begin)
+
     def load(self, saved: Mapping[nn.Parameter, Mapping[str, Any]], trained: list[nn.Parameter]) -> None:
         """Fill the partitions' state. Collective."""
         groups: dict[int, list[nn.Parameter]] = {}
@@ -149,6 +162,7 @@ class _States(Mapping["nn.Parameter", dict[str, Any]]):
             base.state.pop(flat, None)
             if state := self._one(members, [saved.get(each, {}) for each in members]):
                 base.state[flat] = self._fill(flat, state, members, saved)
+        self._coming.clear()
 
     def _one(self, members: list[nn.Parameter], states: list[Mapping[str, Any]]) -> dict[str, Any]:
         """What all parameters of a partition have in common."""
@@ -177,6 +191,9 @@ class _States(Mapping["nn.Parameter", dict[str, Any]]):
             if not _shaped(value, self._shapes[members[0]]):
                 made[key] = _copy(value)
                 continue
+            if isinstance(value, Stretch):
+                made[key] = self._coming[flat, key]
+                continue
             made[key] = torch.zeros_like(flat, dtype=value.dtype, requires_grad=False)
             for each in members:
                 part = self._fragments.part(each)
@@ -192,7 +209,7 @@ def _laid(value: Any, flat: Tensor) -> bool:
 
 
 def _shaped(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == shape
+    return isinstance(value, torch.Tensor | Stretch) and len(value.shape) > 0 and value.shape == shape
 
 
 def _copy(value: Any) -> Any:

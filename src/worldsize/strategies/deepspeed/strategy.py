@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from worldsize.errors import ConfigError, LayoutError, MissingExtraError, StepError
 from worldsize.runtime import env
+from worldsize.runtime.stretch import Stretch
 from worldsize.strategies import building
 from worldsize.strategies.base import brief
 from worldsize.strategies.deepspeed import config
@@ -189,6 +190,10 @@ class DeepSpeed(Ranked):
         """Shards in host memory, made one parameter after another."""
         return self._entries[model].state(held)
 
+    def room(self, model: nn.Module, held: Mapping[str, Tensor] | None = None) -> Mapping[str, Any]:
+        """The parts themselves: a rank reads what it holds, and nothing is gathered."""
+        return self._entries[model].room(held)
+
     def filled(self, model: nn.Module, state: Mapping[str, Any], held: Mapping[str, Tensor] | None = None) -> None:
         """Back into the parts, one parameter after another."""
         self._entries[model].fill(state, held)
@@ -348,11 +353,22 @@ class _Entry:
             found[name] = made[parameter]
         return found
 
+    def room(self, held: Mapping[str, Tensor] | None) -> dict[str, Tensor | Stretch]:
+        """See `DeepSpeed.room`."""
+        found: dict[str, Tensor | Stretch] = {}
+        for name, value in (self.held() if held is None else held).items():
+            found[name] = value
+            if self._is_cut(name):
+                assert self.fragments is not None
+                parameter = self._names[name]
+                found[name] = Stretch(value, self._shapes[parameter], self.fragments.part(parameter).begin)
+        return found
+
     def fill(self, state: Mapping[str, Any], held: Mapping[str, Tensor] | None) -> None:
         """See `DeepSpeed.filled`."""
         done: set[nn.Parameter] = set()
         for name, value in (self.held() if held is None else held).items():
-            if self._is_cut(name) and self._names[name] not in done:
+            if self._is_cut(name) and self._names[name] not in done and not isinstance(state[name], Stretch):
                 done.add(self._names[name])
                 assert self.fragments is not None
                 Shards.scatter(state[name], self.fragments.part(self._names[name]), value)
