@@ -90,3 +90,19 @@ def test_a_language_model_is_one_curve(place: Path, name: str, precision: str) -
     assert curve(place, name, precision, ranks, *words, *SPEEDS[precision]) == pytest.approx(
         wanted, rel=BOUNDS[precision]
     )
+
+
+@pytest.mark.gpu(count=1)
+@pytest.mark.parametrize("precision", list(BOUNDS))
+def test_packed_samples_have_the_losses_that_they_have_alone(place: Path, precision: str) -> None:
+    """A run of `llm train` whose steps change nothing: the same samples, by flex_attention in rows, or each in its own."""
+    words = ("--lr", "0", "--weight_decay", "0", "--eval_data", str(place / "data.jsonl"), "--eval_steps", str(STEPS))
+    scores = []
+    for packing in ("true", "false"):
+        name = f"packing-{packing}"
+        curve(place, name, precision, 1, *words, "--packing", packing)
+        rows = [
+            json.loads(line) for line in (place / f"{name}-{precision}" / "metrics.jsonl").read_text().splitlines()
+        ]
+        scores.append(next(row["eval_loss"] for row in rows if "eval_loss" in row))
+    assert scores[0] == pytest.approx(scores[1], rel={"fp32": 1e-4, "bf16": 2e-3}[precision])

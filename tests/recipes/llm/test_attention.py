@@ -1,50 +1,43 @@
-"""Which attention kernel runs, and what is said of it."""
+"""Documents of one row do not see each other, in any kernel: forward and backward are those of each by itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.recipes.llm import folders
-from worldsize.errors import ConfigError
-from worldsize.recipes.llm import attention, impl
-from worldsize.recipes.llm.config import LLMConfig
+from tests.recipes.llm import packed
+from worldsize.recipes.llm import attention
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-HEADS = attention.Heads(4, 2, 32)
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
-def told(name: str, *, packed: bool = False) -> str:
-    """Of a kernel for CPUs."""
-    return attention.told(attention.kernel(name, CPU, HEADS.size), HEADS, CPU, torch.float32, packed=packed)
+@pytest.fixture
+def plain_flex(monkeypatch: pytest.MonkeyPatch) -> attention.Flexible:
+    """flex_attention as torch's own operations, which on CPU it computes if it is not asked where it is."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(attention, "_compiled", [flex.flex_attention])
+    return attention.Flexible()
 
 
-def test_what_torch_chooses_is_told() -> None:
-    """By a person it was only left to torch."""
-    assert told("auto") == "sdpa (flash)"
-    with sdpa_kernel([SDPBackend.MATH]):
-        assert told("auto") == "sdpa (math)"
+@pytest.mark.parametrize("window", packed.WINDOWS)
+@pytest.mark.parametrize("name", ["math", "sdpa"])
+def test_packed_documents_are_attended_as_each_alone(name: str, window: int | None) -> None:
+    """Grouped heads, with a window and without."""
+    given, where = packed.operands(CPU, 8, torch.float64), packed.documents(CPU)
+    found = packed.attended(attention.Scaled(name), given, where, window)
+    wanted = packed.one_by_one(attention.Scaled("math"), given, where, window)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_a_kernel_that_was_named_is_told_by_its_name() -> None:
-    """Once."""
-    assert told("math") == "math"
-
-
-@pytest.mark.parametrize("name", ["auto", "flash", "flex"])
-def test_rows_of_several_documents_have_another_kernel_on_gpus(name: str) -> None:
-    """Where they would need a mask in memory, or a kernel takes none."""
-    assert attention.told(attention.kernel(name, CUDA, 64), HEADS, CUDA, torch.bfloat16, packed=True) == "flex"
-
-
-def test_flash_is_refused_where_layers_have_windows(tmp_path: Path) -> None:
-    """It takes no masks."""
-    folders.folder(tmp_path, "mistral", sliding_window=8)
-    with pytest.raises(ConfigError, match="flash computes no windows"):
-        impl.chosen(LLMConfig.of({"attention": "flash"}), tmp_path, CUDA)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("documents", [True, False], ids=["packed", "whole"])
+@pytest.mark.parametrize("window", packed.WINDOWS)
+def test_the_masks_for_flex_are_those_of_sdpa(
+    plain_flex: attention.Flexible, window: int | None, *, documents: bool
+) -> None:
+    """What it may see, computed here by torch's operations; tests/gpu has the kernel itself."""
+    given, where = packed.operands(CPU, 8, torch.float32), packed.documents(CPU) if documents else None
+    found = packed.attended(plain_flex, given, where, window)
+    wanted = packed.attended(attention.Scaled("math"), given, where, window)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

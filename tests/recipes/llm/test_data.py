@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.recipes.llm import folders
+from tests.recipes.llm.packed import sample_losses
 from worldsize.errors import DataError
 from worldsize.recipes.llm import data, shape
 from worldsize.recipes.llm.losses import IGNORED
@@ -86,13 +87,7 @@ def test_packed_rows_give_each_sample_the_same_loss(tokenizer: Path, tmp_path: P
     sums = []
     for packed in (True, False):
         found = rows(path, tokenizer, tmp_path / "cache", length=48, packed=packed)
-        losses: list[float] = []
-        for start in range(0, len(found), 3):
-            batch = found.collate([found[index] for index in range(start, min(start + 3, len(found)))])
-            with torch.no_grad():
-                each = decoder(batch["tokens"], batch["labels"], batch["position_ids"], batch.get("documents"))
-            losses += each[batch["labels"] != IGNORED].tolist()
-        sums.append(sorted(losses))
+        sums.append(sample_losses(decoder, found, torch.device("cpu")))
     np.testing.assert_allclose(sums[0], sums[1], rtol=1e-5)
     assert len(found) == 20
     assert len(rows(path, tokenizer, tmp_path / "cache", length=48)) < 6
