@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,18 @@ def test_who_died_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "key.making").write_text("node7 12\n", encoding="utf-8")
     assert len(cached(tmp_path, "key", Made(), silent)) == 2
     assert not (tmp_path / "key.making").exists()
+
+
+def test_who_lives_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: its signs of life count, not its age. Without them a second maker would begin."""
+    for name, value in (("_BEAT_S", 0.1), ("_DEAD_S", 1.0), ("_POLL_S", 0.05)):
+        monkeypatch.setattr(room, name, value)
+    maker, begun = Made(takes=4.0), time.monotonic()
+    with ThreadPoolExecutor(2) as both:
+        found = [both.submit(cached, tmp_path, "key", maker, silent) for _ in range(2)]
+        assert {tuple(each.result().values.tolist()) for each in found} == {(1, 2, 3, 4)}
+    assert maker.asked == 1
+    assert time.monotonic() - begun > 3 * room._DEAD_S
 
 
 def test_who_waits_is_told_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import functools
 import json
 import math
 import re
+import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +17,17 @@ from tests.integration.program import may_stop
 from tests.pools import pool
 from tests.recipes.llm import folders
 from worldsize.errors import ConfigError, DataError
+from worldsize.recipes.llm import data
 from worldsize.recipes.llm.config import LLMConfig
 from worldsize.recipes.llm.train import train
+from worldsize.runtime import session
 from worldsize.tools.trial import Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from worldsize.data.tokens import Document
 
 SIZES = {
     "tp": "model_parallel_size",
@@ -53,6 +60,22 @@ def trained(settings: dict[str, Any]) -> None:
         train(LLMConfig.of(settings))
 
 
+def trained_after(settings: dict[str, Any], takes: float, limit: float) -> float:
+    """The training where tokens take so many seconds and a collective so many at most; how long this rank made tokens."""
+    plain, made = data.FromLines.documents, [0.0]
+
+    def slow(self: data.FromLines) -> Iterable[Document]:
+        made[0] = takes
+        time.sleep(takes)
+        return plain(self)
+
+    session.session("cpu", timedelta(seconds=limit))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data.FromLines, "documents", slow)
+        trained(settings)
+    return made[0]
+
+
 def curve(folder: Path, given: dict[str, Any], layout: str, **more: Any) -> dict[int, tuple[float, float]]:
     """Train under a layout: the loss and the norm of each step, by the run's own numbers."""
     laid = Layout.parse(layout)
@@ -82,6 +105,26 @@ def test_every_layout_has_one_curve(
 ) -> None:
     """float64, packed rows, exact weighting of tokens (B070)."""
     same(curve(tmp_path, given, layout), alone)
+
+
+@pytest.mark.parametrize("layout", ["single:1", "ddp:2", "pp2:2"])
+@pytest.mark.parametrize("micro", [1, 4])
+def test_micro_batches_do_not_weigh(
+    tmp_path: Path, given: dict[str, Any], alone: dict[int, tuple[float, float]], layout: str, micro: int
+) -> None:
+    """Of the 8 rows of a step, whose tokens differ, each token counts once, however many share a pass (B070)."""
+    same(curve(tmp_path, given, layout, micro_batch=micro), alone)
+
+
+@pytest.mark.parametrize("layout", ["single:1", "ddp:2"])
+def test_micro_batches_of_very_different_rows_do_not_weigh(
+    tmp_path: Path, given: dict[str, Any], layout: str
+) -> None:
+    """Nor where each row is one sample, some with four times the tokens of others."""
+    rows = {**given, "packing": "false", "train_steps": 3}
+    same(
+        curve(tmp_path / "one", rows, layout, micro_batch=1), curve(tmp_path / "all", rows, "single:1", micro_batch=8)
+    )
 
 
 def test_parts_of_a_sequence_have_the_curve_of_rows_of_one_sample(tmp_path: Path, given: dict[str, Any]) -> None:
@@ -139,6 +182,13 @@ def test_it_goes_on_elsewhere_inside_an_epoch(tmp_path: Path, given: dict[str, A
         found |= curve(tmp_path, given, layout, lr_schedule="constant", train_steps=steps)
     whole = curve(tmp_path / "whole", given, "single:1", lr_schedule="constant")
     same(found, whole)
+
+
+def test_tokens_may_take_longer_than_a_collective(tmp_path: Path, given: dict[str, Any]) -> None:
+    """One rank makes them, and the other does not wait in a collective: that would be over before they are."""
+    settings = {**given, "cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "run"), "train_steps": 1}
+    made = pool(2).run(trained_after, {**settings, "strategy": "ddp"}, takes=6.0, limit=4.0)
+    assert sorted(made) == [0.0, 6.0]
 
 
 def test_evaluation_is_over_tokens(tmp_path: Path, given: dict[str, Any]) -> None:
