@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.examples.programs import ROOT
-from worldsize.launch import shell
+from worldsize.launch import shell, yamlfile
+from worldsize.recipes.llm import zero
+from worldsize.recipes.llm.config import LLMConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,3 +71,46 @@ def test_pythonpath_is_there_only_when_asked_for(text: str, tmp_path: Path) -> N
     found = preview(tmp_path, "--profile", str(EXAMPLE / "profile.yaml"), spec=asked)
     assert "-u PYTHONPATH" not in found
     assert "PYTHONPATH=/workspace" in found
+
+
+SEED = """
+--output_dir /workspace/.cache/models --init_ckpt /pretrained/llama-2-7b-hf --data_path /datasets/prompt.jsonl
+--max_seq_len 2048 --train_steps 10 --eval_steps 10 --save_steps 1000 --log_steps 1 --pipe_parallel_size 8
+--model_parallel_size 1 --use_flash_attn true --use_fused_ops false --deepspeed_config ./configs/llama.json
+"""
+"""What FMEngine's script gives its program."""
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """What job.yaml gives its program, by name."""
+    words = yamlfile.load(EXAMPLE / "job.yaml")["program"][1:]
+    return dict(word.removeprefix("--").split("=", 1) for word in words)
+
+
+def test_the_job_has_the_flags_of_the_script_that_it_replaces(settings: dict[str, Any]) -> None:
+    """All of them, with their values."""
+    words = SEED.split()
+    wanted = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    assert settings == wanted
+
+
+def test_its_json_is_taken_whole_by_the_eight_stages(settings: dict[str, Any]) -> None:
+    """Batch, optimizer, schedule, clipping and precision; nothing in it is without use there."""
+    path = {"deepspeed_config": str(EXAMPLE / settings["deepspeed_config"])}
+    config, taken = zero.apply(LLMConfig.of({**settings, **path}), 8)
+    found = (config.global_batch, config.micro_batch, config.precision, config.strategy, config.lr_schedule)
+    assert found == (64, 1, "bf16", "fsdp", "linear")
+    assert (config.lr, config.beta1, config.beta2, config.weight_decay, config.clip) == (2e-5, 0.9, 0.95, 0.1, 1.0)
+    assert (config.warmup_steps, taken.unused) == (20, [])
+
+
+def test_the_standard_library_is_a_job_too(tmp_path: Path) -> None:
+    """Two ranks on each of two nodes, in the image, with the settings that stdlib.py wrote."""
+    spec = (EXAMPLE / "stdlib.yaml").read_text(encoding="utf-8")
+    text = preview(tmp_path, "--profile", str(EXAMPLE / "profile.yaml"), spec=spec)
+    assert {"#SBATCH --nodes=2", "#SBATCH --job-name=stdlib"} <= set(text.splitlines())
+    words = text[text.index("apptainer exec") : text.index(" &\nstep=")].replace("\\\n", " ").split()
+    assert "/path/to/project" in {words[at + 1].split(":")[0] for at, word in enumerate(words) if word == "--bind"}
+    assert words[words.index("--") + 1 :][:3] == ["train.py", "-c", "work/pretrain.yaml"]
+    assert "--nproc-per-node=2" in words

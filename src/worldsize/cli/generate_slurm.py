@@ -43,7 +43,7 @@ jobs`, `status`, `why` know them. A spec of our own says more: see `worldsize su
 def command(config: Path | None, site: Path | None, **asked: Any) -> None:
     """Show where nothing else is asked for; else keep, then hand over."""
     values: dict[str, Any] = yamlfile.load(config) if config else {}
-    values |= options.given(asked)
+    options.over(values, asked)
     wanted, environ = BuilderConfig.of(values), env.read()
     made = sweep.drafts(wanted, profile.find(environ, site))
     if not (wanted.save_script or wanted.submit_job):

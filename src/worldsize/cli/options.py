@@ -94,6 +94,14 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != ()}
 
 
+def over(settings: dict[str, Any], options: dict[str, Any]) -> None:
+    """Put the options that were given in the place of a file's settings of the same names, in which `-` and `_` are alike."""
+    asked = given(options)
+    for name in [name for name in settings if name not in asked and str(name).replace("-", "_") in asked]:
+        del settings[name]
+    settings |= asked
+
+
 def pairs(values: tuple[str, ...], name: str) -> dict[str, str]:
     """NAME=VALUE words as a mapping. Raises click.BadParameter on another word."""
     wrong = next((word for word in values if "=" not in word), None)

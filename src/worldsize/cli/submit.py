@@ -86,7 +86,7 @@ def _spec(words: tuple[str, ...], asked: dict[str, Any], own: dict[str, Any]) ->
     variables = options.debugged(asked.pop("debug")) | options.pairs(asked.pop("variables"), "env")
     asked["secrets"] = asked.pop("secret")
     asked["dependency"] = tuple(each for text in asked["dependency"] for each in text.split(","))
-    values |= options.given(asked)
+    options.over(values, asked)
     if variables:
         values["env"] = {**values.get("env", {}), **variables}
     if words:

@@ -36,7 +36,7 @@ def command(config: Path | None, local_rank: str | None, *, deepspeed: bool, **a
     """Read the settings, and train."""
     del local_rank, deepspeed
     values: dict[str, Any] = yamlfile.load(config) if config else {}
-    values |= options.given(asked)
+    options.over(values, asked)
     try:
         made = LLMConfig.of(values)
         made.required()
