@@ -14,6 +14,7 @@ from tests.recipes.llm import folders
 from tests.recipes.llm.test_train import trained
 from tests.track import libraries
 from worldsize.recipes.llm import meter
+from worldsize.runtime.comm import Alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def test_use_flash_attn_selects_the_kernel(given: dict[str, Any], usual: set[str
     assert not plain & FUSED_KERNEL
 
 
-@pytest.mark.parametrize(("asked", "kernel"), [("true", "sdpa"), ("false", "math")])
+@pytest.mark.parametrize(("asked", "kernel"), [("true", "sdpa (flash)"), ("false", "math")])
 def test_the_kernel_that_runs_is_said(
     given: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], asked: str, kernel: str
 ) -> None:
@@ -164,10 +165,10 @@ def test_speed_is_tokens_over_time_and_devices(clock: list[float]) -> None:
     clock[0] += 2.0
     found.add(300.0)
     found.add(500.0)
-    assert found.read() == {"tokens_per_second_per_device": 800 / 2.0 / 4}
+    assert found.read(Alone())["tokens_per_second_per_device"] == 800 / 2.0 / 4
     clock[0] += 10.0
     found.add(80.0)
-    assert found.read() == {"tokens_per_second_per_device": 80 / 10.0 / 4}
+    assert found.read(Alone())["tokens_per_second_per_device"] == 80 / 10.0 / 4
 
 
 def test_on_a_gpu_there_are_mfu_and_memory(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,7 @@ def test_on_a_gpu_there_are_mfu_and_memory(clock: list[float], monkeypatch: pyte
     found = meter.Meter(flops=1e9, ranks=2, device=device)
     clock[0] += 4.0
     found.add(8e6)
-    said = found.read()
+    said = found.read(Alone())
     assert said["mfu"] == pytest.approx((8e6 / 4.0 / 2) * 1e9 / 989e12)
     assert said["memory_gb"] == 7.0
     assert waited == [device]
