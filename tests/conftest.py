@@ -99,12 +99,17 @@ def _horovod(_: pytest.Mark) -> str | None:
     return None if importlib.util.find_spec("horovod") else "needs Horovod (make engines)"
 
 
+def _mpirun(_: pytest.Mark) -> str | None:
+    return None if shutil.which("mpirun") else "needs mpirun to start ranks"
+
+
 def _browser(_: pytest.Mark) -> str | None:
     return None if shutil.which("chromium") else "needs chromium to look at a page"
 
 
 NEEDS: dict[str, Callable[[pytest.Mark], str | None]] = {
-    "gpu": _gpu, "netns": _netns, "slurm": _slurm, "container": _container, "horovod": _horovod, "browser": _browser,
+    "gpu": _gpu, "netns": _netns, "slurm": _slurm, "container": _container, "horovod": _horovod, "mpirun": _mpirun,
+    "browser": _browser,
 }  # fmt: skip
 """Marker -> what this machine lacks for it."""
 

@@ -4,7 +4,8 @@
 worldsize run --nproc-per-node 2 train.py -s ddp
 torchrun --standalone --nproc-per-node 2 train.py -s fsdp
 deepspeed --num_gpus 2 train.py -s deepspeed --deepspeed
-horovodrun -np 2 -H localhost:2 train.py -s horovod
+horovodrun -np 2 -H localhost:2 ./train.py -s horovod
+mpirun -np 2 python train.py -s horovod
 """
 
 from __future__ import annotations

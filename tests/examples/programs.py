@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
+STRATEGIES = ROOT / "examples" / "strategies"
 TUTORIAL = ROOT / "examples" / "tutorial" / "basic_parallelization"
 PYTHON = (sys.executable,)
 RUN = (sys.executable, "-m", "worldsize", "run")
@@ -45,6 +47,13 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     here = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{here.get('PATH', '')}"
     return {**here, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
+
+
+def said(page: Path, *words: str) -> list[str]:
+    """Lines of a page's shell blocks in which all these words stand, without what is only a comment there."""
+    texts = re.findall(r"^```bash\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line.partition("  #")[0].rstrip() for text in texts for line in text.splitlines()]
+    return [line for line in lines if all(word in line.split() for word in words)]
 
 
 def start(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -373,6 +373,7 @@ def test_an_ipv6_address_loses_its_brackets() -> None:
         ({**BY_HAND, "LOCAL_RANK": "0"}, ["LOCAL_RANK=0", "RANK=1"]),
         ({**BY_HAND, "MASTER_ADDR": "a"}, ["LOCAL_WORLD_SIZE unset", "MASTER_ADDR=a"]),
         ({**without(BY_HAND, "MASTER_ADDR"), "LOCAL_WORLD_SIZE": "1"}, ["MASTER_ADDR unset"]),
+        ({**BY_HAND, "MASTER_ADDR": "", "LOCAL_WORLD_SIZE": "1"}, ["MASTER_ADDR unset"]),
         (without(BY_HAND, "MASTER_PORT"), ["MASTER_PORT unset"]),
         ({**BY_HAND, "MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
         ({**TORCHRUN, "GROUP_WORLD_SIZE": "1"}, ["GROUP_WORLD_SIZE=1", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=4"]),

@@ -235,6 +235,44 @@ def test_a_build_without_nccl_does_not_train_on_gpus() -> None:
     assert horovod._library("cuda")[1] == told
 
 
+class _Build:
+    """A Horovod that is built with these controllers."""
+
+    def __init__(self, *built: str) -> None:
+        self.gloo_built = lambda: "gloo" in built
+        self.mpi_built = lambda: "mpi" in built
+
+
+@pytest.mark.parametrize(
+    ("launcher", "build", "controller", "told"),
+    [
+        ("openmpi", ("gloo",), None, False),
+        ("openmpi", ("gloo", "mpi"), None, True),
+        ("pmi", ("mpi",), None, True),
+        ("openmpi", ("gloo", "mpi"), "gloo", False),
+        ("openmpi", ("gloo", "mpi"), "MPI", True),
+        ("slurm", ("gloo", "mpi"), None, False),
+    ],
+)
+def test_mpi_tells_ranks_where_horovod_is_built_for_it(
+    launcher: str, build: tuple[str, ...], controller: str | None, told: bool
+) -> None:
+    """Under mpirun and mpiexec only, and not where gloo is asked for; else we say who is who."""
+    environ = {} if controller is None else {"HOROVOD_CONTROLLER": controller}
+    assert horovod._has_ranks(_Build(*build), World(0, 2, 0, 2, launcher=launcher), environ) is told
+
+
+@pytest.mark.parametrize(
+    ("build", "asked", "refused"),
+    [(("gloo",), "mpi", True), (("mpi",), "gloo", True), (("gloo",), "nccl", True), (("gloo",), "", False)],
+)
+def test_a_controller_that_is_not_built_is_refused(build: tuple[str, ...], asked: str, refused: bool) -> None:
+    """Before Horovod starts, which would end in a segmentation fault."""
+    said = horovod._not_built(_Build(*build), {"HOROVOD_CONTROLLER": asked})
+    assert (said is not None) is refused
+    assert f"HOROVOD_CONTROLLER={asked} " in (said or "HOROVOD_CONTROLLER= ")
+
+
 def _miscounted() -> str:
     strategy = opened("horovod")
     alone = replace(strategy.setting.session, world=World(), comm=Alone())

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import stat
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.examples.programs import PYTHON, ROOT, RUN, TORCHRUN, alone, call, finish, losses, start
-from worldsize.launch import ports
+from tests.examples.programs import PYTHON, RUN, STRATEGIES, TORCHRUN, Ended, alone, call, losses, said
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.horovod
 
-WORDS = ("-s", "horovod", "--epochs", "2")
-HOROVODRUN = (*PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2")
-WAYS = {
-    "horovodrun python": (*HOROVODRUN, "python", "train.py"),
-    "horovodrun": (*HOROVODRUN, "./train.py"),
+WORDS = ("--epochs", "2")
+README = STRATEGIES / "README.md"
+WAYS = [line for word in ("horovodrun", "mpirun") for line in said(README, word) if not line.startswith("srun")]
+"""The README's very words."""
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+"""As root, and with more ranks than cores."""
+OTHERS = {
     "torchrun": (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "train.py"),
     "worldsize run": (*RUN, "-n", "2", "--strategy", "horovod", "train.py"),
     "one process": (*PYTHON, "train.py"),
@@ -28,54 +29,60 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, which can be executed by its name."""
-    found = tmp_path_factory.mktemp("program")
-    script = found / "train.py"
-    text = (ROOT / "examples" / "strategies" / "train.py").read_text(encoding="utf-8")
-    script.write_text(f"#!/usr/bin/env python\n{text}", encoding="utf-8")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return found
+    """The example as it lies in the checkout."""
+    return shutil.copytree(STRATEGIES, tmp_path_factory.mktemp("program") / "strategies")
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[int, float]:
     """What one process gives without Horovod."""
-    return alone(folder, *WORDS[2:])
+    return alone(folder, *WORDS)
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.matrix] if way == "torchrun" else []) for way in WAYS]
-)
+def test_the_readme_says_all_forms() -> None:
+    """With `python` before the script and without, by a path and by the PATH, and mpirun: they are run below."""
+    assert [line.split(" -s ")[0] for line in WAYS] == [
+        "horovodrun -np 2 -H localhost:2 python -u train.py",
+        "horovodrun -np 2 -H localhost:2 ./train.py",
+        "PATH=$PWD:$PATH horovodrun -np 2 -H localhost:2 train.py",
+        "mpirun -np 2 python -u train.py",
+    ]
+
+
+def _marks(line: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.mpirun] if "mpirun" in line else [pytest.mark.matrix] if "PATH" in line else []
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, marks=_marks(line)) for line in WAYS])
+def test_the_words_of_the_readme_start_the_training(line: str, folder: Path, expected: dict[int, float]) -> None:
+    """By Horovod's own command, as it lies in the environment, and by Open MPI's, over gloo or over what is built."""
+    run = folder / "runs" / str(WAYS.index(line))
+    ended = call("bash", "-ec", f"{line} {' '.join(WORDS)} --run_dir {run}", cwd=folder, env=MPI)
+    _is_it(ended, 2, run, expected)
+
+
+@pytest.mark.parametrize("way", OTHERS)
 def test_a_launcher_starts_the_same_training(way: str, folder: Path, expected: dict[int, float]) -> None:
-    """With `python` before the script and without; Horovod's own launcher and those that know nothing of it."""
+    """Those that know nothing of Horovod."""
     run = folder / "runs" / way.replace(" ", "-")
-    ended = call(*WAYS[way], *WORDS, "--run_dir", run, cwd=folder)
+    ended = call(*OTHERS[way], "-s", "horovod", *WORDS, "--run_dir", run, cwd=folder)
+    _is_it(ended, 1 if way == "one process" else 2, run, expected)
+
+
+def _is_it(ended: Ended, ranks: int, run: Path, expected: dict[int, float]) -> None:
     assert ended.code == 0, ended.text
-    assert f"strategy horovod, {1 if way == 'one process' else 2} ranks" in ended.text
+    assert f"strategy horovod, {ranks} ranks" in ended.text
     assert losses(run) == pytest.approx(expected, rel=1e-5)
 
 
-def test_as_mpirun_starts_it(folder: Path, expected: dict[int, float]) -> None:
-    """Ranks that know of each other by Open MPI's variables alone meet over gloo, where MPI itself is not asked for."""
-    run = folder / "runs" / "mpi"
-    with ports.reserve() as port:
-        meeting = {"MASTER_PORT": str(port.getsockname()[1]), "HOROVOD_CONTROLLER": "gloo"}
-        ranks = [
-            start(*PYTHON, "train.py", *WORDS, "--run_dir", run, cwd=folder, env=meeting | _openmpi(rank, 2))
-            for rank in range(2)
-        ]
-        try:
-            ended = [finish(process) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-    assert [each.code for each in ended] == [0, 0], ended
-    assert losses(run) == pytest.approx(expected, rel=1e-5)
-
-
-def _openmpi(rank: int, size: int) -> dict[str, str]:
-    numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
-    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
+@pytest.mark.mpirun
+def test_a_controller_that_is_not_built_is_said_under_mpirun(folder: Path) -> None:
+    """In a line of each rank; Horovod itself would end in a segmentation fault."""
+    words = ("-np", "2", *PYTHON, "train.py", "-s", "horovod", "--run_dir", "runs/none")
+    ended = call("mpirun", *words, cwd=folder, env=MPI | {"HOROVOD_CONTROLLER": "none"})
+    assert ended.code == 2, ended.text
+    assert "worldsize: Horovod is built without what HOROVOD_CONTROLLER=none asks for" in ended.text
+    assert "Traceback" not in ended.text
 
 
 def test_a_rank_that_is_killed_ends_the_others(folder: Path) -> None:

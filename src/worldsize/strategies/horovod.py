@@ -229,6 +229,7 @@ def join(session: Session) -> Any:
         WorldError: its ranks do not meet, or count otherwise than ours.
     """
     hvd, problem = _library(session.device.type)
+    problem = problem or _not_built(hvd, env.read())
     problem = next((said for said in session.comm.gather(problem) if said), None)
     if problem is not None:
         raise ConfigError(f"Horovod {problem}", do=_BUILD)
@@ -261,6 +262,14 @@ def _library(device: str) -> tuple[Any, str | None]:
     if device == "cuda" and not hvd.nccl_built():
         return None, "is built without NCCL, and this training runs on GPUs"
     return hvd, None
+
+
+def _not_built(hvd: Any, environ: Mapping[str, str]) -> str | None:
+    """What this build lacks of the controller that is asked for: Horovod's start would be a crash without a word."""
+    asked = environ.get("HOROVOD_CONTROLLER", "").lower()
+    if {"": True, "gloo": hvd.gloo_built(), "mpi": hvd.mpi_built()}.get(asked, False):
+        return None
+    return f"is built without what HOROVOD_CONTROLLER={asked} asks for (where that is unset, ranks meet as this build can)"
 
 
 def _start(hvd: Any, session: Session) -> None:

@@ -49,6 +49,12 @@ def test_deepspeed_is_told_all_nodes_and_this_ones_devices() -> None:
     world = json.loads(base64.urlsafe_b64decode(found[4].removeprefix("--world_info=")))
     assert world == {"node0": [0, 1, 2, 3], "node1": ["4", "5", "6", "7"]}
     assert found[-4:] == ("--no_local_rank", *WORK.program)
+    assert found[:4] == (
+        "/py",
+        "-u",
+        "-m",
+        "deepspeed.launcher.launch",
+    )  # no runner with its pdsh: Slurm is there (B086)
 
 
 def test_horovodrun_is_told_every_node() -> None:

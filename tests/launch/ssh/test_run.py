@@ -227,3 +227,11 @@ def test_values_stand_on_no_command_line(slurm: Cluster, tmp_path: Path) -> None
     assert str(tmp_path) in seen
     assert secret not in seen
     assert sys.executable in seen
+
+
+def test_a_missing_pdsh_is_one_line(tmp_path: Path) -> None:
+    """Nothing is started (B086)."""
+    words = ("--remote-shell", "pdsh", "--hosts", "node1,node2", script(tmp_path, WORKS))
+    ended = finish(start(*words, cwd=tmp_path, env={"PATH": "/nowhere"}))
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+    assert ended.err.startswith("worldsize: pdsh cannot be started")
