@@ -69,8 +69,12 @@ def job(slurm: Cluster, env: dict[str, str], folder: Path) -> Iterator[str]:
 
 
 def _here(line: str, job: str, name: str) -> str:
-    """The line for this job and a machine of few cores whose GPUs are pretended: two ranks."""
+    """The line for this job and a machine of few cores whose GPUs are pretended: two ranks.
+
+    DeepSpeed takes as many as CUDA_VISIBLE_DEVICES names, but finds one device where there is no GPU: one rank.
+    """
     line = re.sub(r"(?<=[ =])gpu(?= )", "2", line.replace("123", job))
+    line = line.replace("deepspeed train.py", "env CUDA_VISIBLE_DEVICES=0 deepspeed train.py")
     line = re.sub(r"(ntasks|per-node)=4", r"\1=2", line)
     return f"{line} --epochs 1 --run_dir runs/{name}"
 
