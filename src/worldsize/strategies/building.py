@@ -9,7 +9,7 @@ plain attributes, and weights that the constructor wrote over after their module
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,13 +121,23 @@ class _Filler:
         self._seed, self._dtype, self._device = seed, dtype, device
         self._real: dict[Tensor, Tensor] = {}
         self._done: set[nn.Module] = set()
+        self._awaited = Counter(value for module in model.modules() for value in _own(module).values())
 
     def fill(self, unit: nn.Module) -> None:
         """Everything inside `unit` that has no values yet, children first, as constructors do."""
         for module in _children_first(unit):
             if module not in self._done:
                 self._done.add(module)
+                given = list(_own(module).values())
                 self._initialise(module)
+                self._let_go(given)
+
+    def _let_go(self, given: list[Tensor]) -> None:
+        """What no other module waits for is its module's alone: kept here, it would stay whole beside its shards."""
+        self._awaited.subtract(given)
+        for value in given:
+            if not self._awaited[value]:
+                self._real.pop(value, None)
 
     def _initialise(self, module: nn.Module) -> None:
         shared = [

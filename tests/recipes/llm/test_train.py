@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from torch.distributed.fsdp import fully_shard
 
@@ -182,6 +183,69 @@ def test_it_goes_on_elsewhere_inside_an_epoch(tmp_path: Path, given: dict[str, A
         found |= curve(tmp_path, given, layout, lr_schedule="constant", train_steps=steps)
     whole = curve(tmp_path / "whole", given, "single:1", lr_schedule="constant")
     same(found, whole)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "chain", [("fsdp:2", "zero3:2", "fsdp+tp2+pp2:8"), ("fsdp+tp2+pp2:8", "fsdp:4", "single:1"), ("zero3:2", "tp2:2", "fsdp:2")]
+)  # fmt: skip
+def test_it_goes_on_from_any_to_any(tmp_path: Path, given: dict[str, Any], chain: tuple[str, ...]) -> None:
+    """Two steps on each: shards, partitions of ZeRO, tensor parts and stages, on two, four and eight ranks: one curve."""
+    found: dict[int, tuple[float, float]] = {}
+    for steps, layout in zip((2, 4, STEPS), chain, strict=True):
+        found |= curve(tmp_path / "run", given, layout, lr_schedule="constant", train_steps=steps)
+    same(found, curve(tmp_path / "whole", given, "single:1", lr_schedule="constant"))
+
+
+@pytest.mark.parametrize(
+    "chain", [("fsdp:2", "ddp:2"), pytest.param(("ddp:2", "tp2:2"), marks=pytest.mark.matrix), pytest.param(
+        ("fsdp+pp2:4", "fsdp:2"), marks=pytest.mark.matrix)],
+)  # fmt: skip
+def test_adapters_go_on_elsewhere_too(tmp_path: Path, given: dict[str, Any], chain: tuple[str, ...]) -> None:
+    """What is trained and what is frozen, each from the other's shards."""
+    how = {"lora_rank": 4, "lr_schedule": "constant"}
+    found: dict[int, tuple[float, float]] = {}
+    for steps, layout in zip((3, STEPS), chain, strict=True):
+        found |= curve(tmp_path / "run", given, layout, train_steps=steps, **how)
+    same(found, curve(tmp_path / "whole", given, "single:1", **how))
+
+
+@pytest.fixture(scope="module")
+def flat(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A pre-training on folders of token files, of 22 rows, with others to evaluate on."""
+    place, draw = tmp_path_factory.mktemp("flat"), np.random.default_rng(0)
+    for name, sizes in {"train": (400, 330), "kept": (90,)}.items():
+        (place / name).mkdir()
+        for number, size in enumerate(sizes):
+            values = (np.arange(size) * (number + 1) % 7 + draw.integers(3, 6, size)).astype(np.uint16)
+            if number:
+                values.tofile(place / name / f"{number}.bin")
+            else:
+                np.save(place / name / f"{number}.npy", values)
+    places = {"data_path": str(place / "train"), "eval_data": str(place / "kept"), "eval_steps": 3}
+    return {**given, **places, "from_scratch": "true", "lr_schedule": "constant"}
+
+
+def scores(run: Path) -> dict[int, float]:
+    """Evaluation losses by step."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+
+
+@pytest.mark.parametrize(
+    "chain", [("ddp:2", "fsdp:2"), pytest.param(("tp2:2", "pp2:2"), marks=pytest.mark.matrix)], ids=str
+)
+def test_token_files_are_trained_on_and_gone_on_with(
+    tmp_path: Path, flat: dict[str, Any], chain: tuple[str, ...]
+) -> None:
+    """From fresh weights, on two ranks, gone on with elsewhere inside of an epoch: the curve and evaluation of one."""
+    found: dict[int, tuple[float, float]] = {}
+    for steps, layout in zip((2, 5), chain, strict=True):
+        found |= curve(tmp_path / "run", flat, layout, train_steps=steps)
+    same(found, curve(tmp_path / "whole", flat, "single:1", train_steps=5))
+    wanted = scores(tmp_path / "whole")
+    assert sorted(wanted) == [2, 4]
+    assert {step: scores(tmp_path / "run")[step] for step in wanted} == pytest.approx(wanted, rel=1e-10)
 
 
 def test_tokens_may_take_longer_than_a_collective(tmp_path: Path, given: dict[str, Any]) -> None:
