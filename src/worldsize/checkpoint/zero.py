@@ -32,8 +32,16 @@ _UNIVERSAL = "zero"
 _SHOWN = 5
 
 
-class _IncompleteError(CheckpointError):
-    """Files of ranks are missing."""
+class _IncompleteError(Exception):
+    """Files of ranks are missing.
+
+    Attributes:
+        problem: what a person hears where there is no other folder.
+    """
+
+    def __init__(self, problem: CheckpointError) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +123,12 @@ def _age(folder: Path) -> tuple[int, float]:
 
 
 def _first_whole(folders: list[Path], load: Load, say: Say) -> _Files:
-    problems: list[_IncompleteError] = []
+    problems: list[CheckpointError] = []
     for folder in folders:
         try:
             found = _files(folder, load)
         except _IncompleteError as error:
-            problems.append(error)
+            problems.append(error.problem)
             continue
         for problem in problems:
             say(f"skipped: {problem.what}, {problem.found}")
@@ -173,11 +181,12 @@ def _ranked(folder: Path, pattern: re.Pattern[str], count: int | None = None) ->
     missing = [rank for rank in range(expected) if rank not in files]
     if missing:
         kind = "optimizer" if pattern is _OPTIMIZER else "model"
-        raise _IncompleteError(
+        problem = CheckpointError(
             f"{folder} is incomplete: {len(missing)} of {expected} files with {kind} states are missing",
             found=f"none of rank {', '.join(map(str, missing[:_SHOWN]))}",
             do="copy them from where those ranks wrote, or use an older checkpoint",
         )
+        raise _IncompleteError(problem)
     return [files[rank] for rank in range(expected)]
 
 
