@@ -25,6 +25,8 @@ _FOLDERS = (
     "srv",
 )
 _PROGRAMS = ("env", "sh")
+_SYSTEM = "/usr"
+"""Where the system's own Python is: beside all other programs, so that it alone is copied."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -36,6 +38,9 @@ def make(folder: Path) -> Path:
         (folder / name).symlink_to(f"usr/{name}")
     for name in _PROGRAMS:
         shutil.copy(str(shutil.which(name)), folder / "usr" / "bin" / name)
+    if sys.base_prefix == _SYSTEM:
+        for name in {"python3", Path(sys.executable).resolve().name}:
+            shutil.copy(Path(sys.executable).resolve(), folder / "usr" / "bin" / name)
     for name in ("hosts", "resolv.conf", "passwd", "group"):
         (folder / "etc" / name).touch()
     (folder / "etc" / "image").write_text("ours", encoding="utf-8")
@@ -46,6 +51,6 @@ def make(folder: Path) -> Path:
 
 def binds() -> tuple[str, ...]:
     """Libraries, the interpreter and this project."""
-    prefixes = {sys.base_prefix, sys.prefix, str(ROOT)}
+    prefixes = {sys.base_prefix, sys.prefix, str(ROOT)} - {_SYSTEM}
     own = [path for path in prefixes if not any(path != other and path.startswith(f"{other}/") for other in prefixes)]
     return ("/usr/lib", "/usr/lib64", *sorted(own))
