@@ -94,7 +94,7 @@ def test_two_nodes(slurm: Cluster, folder: Path, expected: dict[int, float], way
     """DeepSpeed's launcher by hostfile and pdsh, or once on each host, in the docs' words; srun needs neither (B086)."""
     run = folder / "runs" / way
     (by_pdsh,) = said(STRATEGIES / "README.md", "--hostfile", "--deepspeed")
-    (by_hand,) = (line for line in DOCS.splitlines() if "--no_ssh" in line)
+    (by_hand,) = (line for line in DOCS.splitlines() if line.startswith("deepspeed --hostfile hosts --no_ssh "))
     number = by_hand.replace("--node_rank 0", "--node_rank $SLURM_NODEID").replace("host0", _of_node1(slurm))
     words = {
         "pdsh": ("-N1", "-wnode1", *by_pdsh.split()),
