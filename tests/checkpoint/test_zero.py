@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
@@ -105,6 +106,31 @@ def test_an_incomplete_folder_is_skipped_and_named(tmp_path: Path) -> None:
         for name, rank in (("global_step10", 0), ("global_step9", 1))
     ]
     torch.testing.assert_close(found["head.weight"], wanted["head.weight"], rtol=0, atol=0)
+
+
+def _warmed(folders: list[Path]) -> str:
+    """What this rank says to weights of which each sees other files under the same name."""
+    with contextlib.chdir(folders[env.read().get("RANK") == "1"]):
+        run = ws.Run("run", global_batch=2, micro_batch=1, duration="1st", strategy="ddp", device="cpu")
+        try:
+            run.warm_start(run.model(Blocks), "theirs", trust=True)
+        except CheckpointError as error:
+            return str(error)
+        finally:
+            run.close()
+        return "passed"
+
+
+def test_ranks_never_begin_with_weights_of_two_steps(tmp_path: Path) -> None:
+    """Where one host's copy is incomplete, and an older one beside it is whole."""
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    pool(2).run(_written, hosts[0] / "theirs", 2, Blocks)
+    _newer(hosts[0] / "theirs", 9)
+    shutil.copytree(hosts[0], hosts[1])
+    next((hosts[1] / "theirs" / "global_step9").glob("*optim_states.pt")).unlink()
+    for said in pool(2).run(_warmed, hosts):
+        assert "ranks do not see the same weights in theirs" in said
+        assert "rank 1 skipped: " in said
 
 
 def test_all_incomplete_folders_are_refused(tmp_path: Path) -> None:

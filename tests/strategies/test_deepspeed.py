@@ -149,6 +149,39 @@ def test_parameters_on_three_ranks_need_not_divide(strategy: str, three: RankPoo
     _same(three.run(_fit, tmp_path / "ranks", strategy, Blocks, _sgd), _alone(tmp_path / "one", Blocks, _sgd))
 
 
+class Gained(Blocks):
+    """A parameter of fewer values than there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Of the logits."""
+        return super().forward(x) * self.gain
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_some_ranks_may_have_nothing_of_a_parameter(strategy: str, three: RankPool, tmp_path: Path) -> None:
+    """They save it, read it and train with it like the others."""
+    three.run(_fit, tmp_path / "ranks", strategy, Gained, duration="1ep")
+    wanted = _alone(tmp_path / "one", Gained)
+    _same(
+        three.run(_fit, tmp_path / "ranks", strategy, Gained),
+        {**wanted, **{name: wanted[name][3:] for name in ("losses", "norms")}},
+    )
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_what_is_frozen_since_the_checkpoint_leaves_its_state_behind(
+    strategy: str, two: RankPool, tmp_path: Path
+) -> None:
+    """It lies in no partition, and goes on as in one process."""
+    two.run(_fit, tmp_path / "ranks", strategy, duration="1ep")
+    _alone(tmp_path / "one", duration="1ep")
+    _same(two.run(_fit, tmp_path / "ranks", strategy, Frozen), _alone(tmp_path / "one", Frozen))
+
+
 @pytest.mark.parametrize("strategy", ["single", "zero2", "zero3"])
 def test_another_optimizer_is_refused_under_the_name_of_the_program_s(
     strategy: str, two: RankPool, tmp_path: Path

@@ -224,6 +224,15 @@ def test_what_cannot_be_a_pipeline_is_refused(name: str) -> None:
         assert all(word in found for word in words), found
 
 
+@pytest.mark.parametrize("plan", [{"0": "colwise_rep"}, {"0": "colwise_rep", "3": "rowwise_rep"}])
+def test_a_weight_that_stages_share_lies_in_one_way(plan: dict[str, str]) -> None:
+    """Parts of it on the tensor ranks of one stage do not fit to other parts, or the whole, on those of another."""
+    task = Task(chains.Tied, sizes={"pp": 2, "tp": 2}, options={"tp_plan": plan, "schedule": "1f1b"})
+    for found in said(task, 4):
+        assert "stages share a weight, and the tp plan lays it in two ways" in found, found
+        assert "0.weight: " in found, found
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_inputs_made_inside_the_loop(name: str) -> None:
     """Inputs that are no tensors of the batch work where the order can wait for them, and are refused where it cannot."""

@@ -122,24 +122,35 @@ class Two(nn.Module):
         return self.flat(self.second(self.first(x)))
 
 
-def staged(folder: Path, kind: str, until: str, pp: int, **settings: Any) -> dict[int, float]:
+class Still(Two):
+    """Nothing is trained in the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(requires_grad=False)
+
+
+def staged(
+    folder: Path, kind: str, until: str, pp: int, build: type[nn.Module] = Two, **settings: Any
+) -> dict[int, float]:
     """Losses of some steps in as many stages."""
     run = small.make(folder, duration=until, pp=pp, **settings)
-    model = run.model(Two)
+    model = run.model(build)
     run.optimizer(MAKERS[kind], model)
     return {step.index: float(step.loss) for step in small.steps(run, model)}
 
 
+@pytest.mark.parametrize("build", [Two, Still])
 @pytest.mark.parametrize("second", ["Adam", "SGD"])
-def test_ranks_of_a_pipeline_change_together(tmp_path: Path, second: str) -> None:
+def test_ranks_of_a_pipeline_change_together(tmp_path: Path, second: str, build: type[nn.Module]) -> None:
     """Each of them knows its own parameters only; what another optimizer keeps is left where it is."""
     found = []
     for stages in (1, 2):
         folder = tmp_path / str(stages)
-        pool(stages).run(staged, folder, "AdamW", "2st", stages)
+        pool(stages).run(staged, folder, "AdamW", "2st", stages, build)
         with pytest.raises(CheckpointError, match=r"before torch\.optim\.adamw\.AdamW"):
-            pool(stages).run(staged, folder, second, "4st", stages)
-        found.append(pool(stages).run(staged, folder, second, "4st", stages, accept=("optimizer",))[0])
+            pool(stages).run(staged, folder, second, "4st", stages, build)
+        found.append(pool(stages).run(staged, folder, second, "4st", stages, build, accept=("optimizer",))[0])
     assert found[1] == pytest.approx(found[0], rel=1e-10)
 
 

@@ -117,7 +117,13 @@ class NamedOptimizer:
             keep: whether the state itself is taken over.
         """
         found = another.groups(self._groups(), skeleton["groups"])
-        return {**self.skeleton(), "slots": skeleton["slots"] if keep else {}, "groups": found, "renewed": True}
+        return {
+            **self.skeleton(),
+            "slots": skeleton["slots"] if keep else {},
+            "groups": found,
+            "renewed": True,
+            "left": not keep,
+        }
 
     def wanted(self, skeleton: Skeleton) -> dict[str, Tensor | Stretch]:
         """Empty tensors, or stretches of them, laid out as this optimizer needs them, for everything the skeleton names.

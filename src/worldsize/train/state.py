@@ -121,9 +121,7 @@ def accepted(engine: Engine, train: Mapping[str, Any], accept: Collection[str]) 
 
 def left(train: Mapping[str, Any]) -> tuple[str, ...]:
     """What names of tensors begin with that stay in the checkpoint: the state of optimizers that were replaced."""
-    return tuple(
-        f"optim/{name}/" for name, saved in train["optim"].items() if saved.get("renewed") and not saved["slots"]
-    )
+    return tuple(f"optim/{name}/" for name, saved in train["optim"].items() if saved.get("left"))
 
 
 def wanted(engine: Engine, kept: Kept, train: Mapping[str, Any]) -> dict[str, Tensor | Stretch]:

@@ -127,8 +127,9 @@ class Single(Fragments):
         else:
             group, at, length = inner.grad_position[inner.get_param_id(parameter)]
             flat = inner.fp32_partitioned_groups_flat[group]
-        begin = dist.get_rank(inner.dp_process_group) * length
-        return Part(flat, at, begin, max(0, min(length, partitioned["ds_numel"] - begin)))
+        size = partitioned["ds_numel"]
+        begin = min(dist.get_rank(inner.dp_process_group) * length, size)  # few values: the last ranks have none
+        return Part(flat, at, begin, min(length, size - begin))
 
     def gradients(self) -> list[Tensor]:
         """Parts of parameters, or whole partitions where these are on the host."""

@@ -91,6 +91,8 @@ class PartitionedOptimizer(Optimizer):
         """Where a tensor of a parameter's state is read to before `load_state_dict`; None where a whole one is right."""
         if self._fragments is None or saved.shape != self._shapes[parameter] or not saved.dim():
             return None
+        if not parameter.requires_grad:  # it was trained when that was written, and lies in no partition now
+            return None
         assert isinstance(self.state, _States)
         return self.state.room(parameter, key, saved.dtype)
 

@@ -60,6 +60,12 @@ class Wire:
             work.wait()
         return [each.to(mine.device) for each in room]
 
+    def gather(self, value: Any) -> list[Any]:
+        """A plain value of each rank of the pipeline. Collective."""
+        found: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
     def wait(self) -> None:
         """Until everything that was sent has left."""
         for _, works in self._away:

@@ -83,13 +83,20 @@ class Shared:
         model: the user's, with this rank's stages in it.
         ties: all of the model.
         rank: in the pipeline.
-        wire: to the others.
+        wire: to the others. Collective where there are ties.
+
+    Raises:
+        LayoutError: the ranks hold other parts of one of them.
     """
 
     def __init__(self, model: nn.Module, ties: Sequence[Tie], rank: int, wire: Wire) -> None:
         self._rank, self._wire = rank, wire
         mine = [tie for tie in ties if rank in tie.ranks and len(tie.ranks) > 1]
         self._held = [(model.get_parameter(tie.name), tie.ranks) for tie in mine]
+        if ties:
+            laid = wire.gather({tie.name: _laid(value) for tie, (value, _) in zip(mine, self._held, strict=True)})
+            for tie in ties:
+                _refuse_apart(tie.name, [laid[holder].get(tie.name) for holder in tie.ranks])
 
     def once(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Those of these gradients that no rank before this one has."""
@@ -116,3 +123,17 @@ class Shared:
         if grad is not None or total[-1]:
             found = mine.copy_(total[:-1].view_as(mine))
             value.grad = grad if grad is not None else like(found, value) if is_sharded(value) else found
+
+
+def _laid(value: Tensor) -> str:
+    """How a rank's part lies in the whole."""
+    return str(value.placements) if is_sharded(value) else "whole"
+
+
+def _refuse_apart(name: str, laid: Sequence[str | None]) -> None:
+    if len(set(laid)) > 1:
+        raise LayoutError(
+            "stages share a weight, and the tp plan lays it in two ways",
+            found=f"{name}: {' and '.join(sorted({str(each) for each in laid}))}",
+            do="an embedding 'rowwise' and a head 'colwise_rep' fit together",
+        )
