@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CPU = torch.device("cpu")
+TEMPLATE = "additional_chat_templates/tools.jinja"
 
 
 @pytest.fixture(scope="module", params=["own head", "tied", "sharded"])
@@ -27,6 +28,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     place = tmp_path_factory.mktemp("run")
     shards = "40KB" if request.param == "sharded" else "1GB"
     folders.folder(place / "model", shards=shards, tie_word_embeddings=request.param == "tied")
+    templates = place / "model" / TEMPLATE
+    templates.parent.mkdir()
+    templates.write_text("{{ messages }}", encoding="utf-8")
     path = folders.lines(place / "data.jsonl", ({"text": f"{n} and {n + 1}"} for n in range(20)))
     settings = {
         "init_ckpt": str(place / "model"), "data_path": str(path), "cache_dir": str(place / "cache"), "precision": "fp32",
@@ -54,6 +58,7 @@ def test_it_goes_on_without_the_folder_that_it_began_from(tmp_path: Path, impl: 
 def test_an_exported_folder_is_loaded_by_transformers(run: Path, tmp_path: Path) -> None:
     """The same logits as the run's, and others than before the training; its tokenizer with it."""
     folder.write(str(run), tmp_path / "out", dtype="fp32", shard="50KB")
+    assert (tmp_path / "out" / TEMPLATE).is_file()
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ours, tokenizer = generate.loaded(str(run), CPU)
     tokens = torch.randint(3, 259, (2, 20), generator=torch.Generator().manual_seed(0))

@@ -7,6 +7,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from worldsize.errors import ConfigError
 from worldsize.recipes.llm import hub
@@ -42,6 +43,36 @@ def test_a_repository_is_fetched(asked: list[Any], tmp_path: Path, said: str, wa
     """Of a revision, where one is named."""
     assert hub.local(Path(said), download=True) == tmp_path
     assert asked == [wanted]
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_only_what_is_needed_is_fetched(monkeypatch: pytest.MonkeyPatch, weights: bool) -> None:
+    """No second form of the same weights, and none at all for a tokenizer or a model that is made anew."""
+    there = [
+        "config.json", "tokenizer.json", "additional_chat_templates/rag.jinja", "README.md", "pytorch_model.bin",
+        "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "consolidated.safetensors", "original/model.safetensors", "onnx/config.json",
+    ]  # fmt: skip
+    found: list[str] = []
+
+    def fetched(_name: str, allow_patterns: list[str], **_: Any) -> str:
+        found.extend(filter_repo_objects(there, allow_patterns=allow_patterns))
+        return "."
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    hub.local(Path("a/b"), download=True, weights=weights)
+    assert found == [*there[:3], *(there[5:7] if weights else ())]
+
+
+def test_what_fails_in_another_library_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a proxy that denies."""
+
+    def fetched(*_: Any, **__: Any) -> str:
+        raise RuntimeError("403 Forbidden")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    with pytest.raises(ConfigError, match=r"cannot be fetched from the Hugging Face hub\. Found: RuntimeError: 403"):
+        hub.local(Path("a/b"), download=True)
 
 
 def test_what_cannot_be_fetched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

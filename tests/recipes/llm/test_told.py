@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -43,8 +44,23 @@ def test_rows_of_several_documents_have_another_kernel_on_gpus(name: str) -> Non
     assert attention.told(attention.kernel(name, CUDA, 64), HEADS, CUDA, torch.bfloat16, packed=True) == "flex"
 
 
-def test_flash_is_refused_where_layers_have_windows(tmp_path: Path) -> None:
-    """It takes no masks."""
-    folders.folder(tmp_path, "mistral", sliding_window=8)
-    with pytest.raises(ConfigError, match="flash computes no windows"):
-        impl.chosen(LLMConfig.of({"attention": "flash"}), tmp_path, CUDA)
+def test_a_kernel_that_cannot_is_refused() -> None:
+    """Where torch finds none it raises."""
+    with pytest.raises(ConfigError, match="attention=cudnn does not compute these heads"):
+        attention.told(attention.Scaled("cudnn"), HEADS, CPU, torch.float32, packed=False)
+
+
+def test_a_mask_belongs_to_what_a_kernel_cannot() -> None:
+    """For windows, or positions that lie apart: it is named with the rest."""
+    with pytest.raises(ConfigError, match="with a mask"):
+        attention.told(attention.Scaled("cudnn"), HEADS, CPU, torch.float32, packed=False, masked=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"), [({"packing": False}, True), ({}, False), ({"packing": False, "max_seq_len": 8}, False)]
+)
+def test_flash_is_refused_where_it_would_meet_windows(tmp_path: Path, more: dict[str, Any], *, refused: bool) -> None:
+    """It takes no masks; packed rows have another kernel, and rows no longer than the window need none."""
+    folders.folder(tmp_path, "mistral", sliding_window=8, head_dim=16)
+    with pytest.raises(ConfigError, match="flash computes no windows") if refused else nullcontext():
+        impl.chosen(LLMConfig.of({"attention": "flash", **more}), tmp_path, CUDA)

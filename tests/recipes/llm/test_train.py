@@ -275,6 +275,32 @@ def test_an_evaluation_of_nothing_said_is_over_rows_kept_back(
     assert re.search(r"eval_steps without eval_data: 1 of \d+ rows are kept back", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(("first", "second"), [({"eval_steps": "2"}, {}), ({}, {"eval_steps": "2"})])
+def test_an_evaluation_may_come_and_go(
+    tmp_path: Path, given: dict[str, Any], first: dict[str, str], second: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What is trained on stays what the run began with."""
+    settings = {**given, "output_dir": str(tmp_path), "strategy": "single"}
+    train(LLMConfig.of({**settings, **first, "train_steps": "2"}))
+    found = train(LLMConfig.of({**settings, **second, "train_steps": "4"}))
+    assert found["step"] == 4
+    assert ("this run began without rows kept back" in capsys.readouterr().out) is bool(second)
+
+
+def test_one_row_is_not_evaluated_on(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Nor silently left out."""
+    (tmp_path / "one.jsonl").write_text('{"text": "a b c"}\n', encoding="utf-8")
+    settings = {
+        **given,
+        "data_path": str(tmp_path / "one.jsonl"),
+        "output_dir": str(tmp_path / "run"),
+        "eval_steps": 1,
+    }
+    with pytest.raises(DataError, match=r"leaves none to evaluate on. Found: 1 rows"):
+        train(LLMConfig.of({**settings, "strategy": "single"}))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["tp2:2", "fsdp+tp2:4", "cp2+tp2:4"])
 @pytest.mark.parametrize("off", ["sequence_parallel", "use_fused_ops", "packing"])

@@ -64,6 +64,9 @@ def test_a_pipeline_shards_as_much_and_names_the_rest(tmp_path: Path, stage: int
         ({}, {"lr": "2e-3"}, "contradicts --lr. Found: 0.001 there, 0.002 here"),
         ({"train_batch_size": 12}, {}, r"12 and 2 \* 4 \* 2 = 16"),
         ({"optimizer": {"type": "Lion"}}, {}, "optimizer.type Lion"),
+        ({"optimizer": {"params": [1]}}, {}, "optimizer.params is a section"),
+        ({"scheduler": {"type": ["WarmupLR"]}}, {}, "a schedule that the recipe does not have"),
+        ({"zero_optimization": {"stage": 7}}, {"pipe_parallel_size": 2}, "stage is 0, 1, 2 or 3. Found: 7"),
         ({"scheduler": {"type": "OneCycle"}}, {}, "OneCycle"),
         ({"zero_optimization": {"stag": 1}}, {}, "did you mean zero_optimization.stage?"),
         (
@@ -290,6 +293,19 @@ def test_a_precision_that_is_not_said_is_told(tmp_path: Path, sections: dict[str
     assert config.precision == "bf16"
     assert taken.notes == [f"{tmp_path}/llama.json says nothing of precision: bf16, as without a file"]
     assert applied(tmp_path, sections, precision="fp32")[1].notes == []
+
+
+def test_the_same_number_in_other_words_is_no_contradiction(tmp_path: Path) -> None:
+    """Files have rates as text too."""
+    assert applied(tmp_path, {"optimizer": {"params": {"lr": "1e-4"}}}, lr=1e-4)[0].lr == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("off", "given"), [("fp16", "bf16"), ("fp16", "fp64"), ("bf16", "fp16"), ("bf16", "fp64"), ("fp16", "fp32")]
+)
+def test_what_is_switched_off_leaves_the_others(tmp_path: Path, off: str, given: str) -> None:
+    """fp32 only where nobody says more."""
+    assert applied(tmp_path, {off: {"enabled": False}}, precision=given)[0].precision == given
 
 
 @pytest.mark.parametrize("parts", [1, 2])

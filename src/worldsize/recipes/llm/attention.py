@@ -79,8 +79,18 @@ class Heads(NamedTuple):
     size: int
 
 
-def told(kernel: Kernel, heads: Heads, device: torch.device, dtype: torch.dtype, *, packed: bool) -> str:
+def told(
+    kernel: Kernel, heads: Heads, device: torch.device, dtype: torch.dtype, *, packed: bool, masked: bool = False
+) -> str:
     """Which kernel computes rows on this device: of torch's own the one that it chooses for such heads.
+
+    Args:
+        kernel: what was chosen by name.
+        heads: of one rank.
+        device: where.
+        dtype: of what goes in.
+        packed: rows hold several documents.
+        masked: rows of one need a mask too, for windows or for positions that lie apart.
 
     Raises:
         ConfigError: that one does not.
@@ -91,18 +101,20 @@ def told(kernel: Kernel, heads: Heads, device: torch.device, dtype: torch.dtype,
         torch.empty(1, count, _SHOWN, heads.size, device=device, dtype=dtype, requires_grad=True)
         for count in (heads.queries, heads.keys)
     )
-    mask = torch.ones(1, 1, _SHOWN, _SHOWN, dtype=torch.bool, device=device) if packed else None
+    mask = torch.ones(1, 1, _SHOWN, _SHOWN, dtype=torch.bool, device=device) if packed or masked else None
     backends = _BACKENDS.get(kernel.name)
-    with sdpa_kernel(backends) if backends else nullcontext():
-        chosen = torch._fused_sdp_choice(  # noqa: SLF001 - torch says it nowhere else
-            query, key, key, mask, is_causal=mask is None, enable_gqa=heads.queries != heads.keys
-        )
-    if chosen == SDPBackend.ERROR.value:
+    try:
+        with sdpa_kernel(backends) if backends else nullcontext():
+            chosen = torch._fused_sdp_choice(  # noqa: SLF001 - torch says it nowhere else
+                query, key, key, mask, is_causal=mask is None, enable_gqa=heads.queries != heads.keys
+            )
+    except RuntimeError as error:
         raise ConfigError(
             f"attention={kernel.name} does not compute these heads",
-            found=f"{heads.queries} of {heads.size} for {heads.keys}, {dtype} on {device.type}",
+            found=f"{heads.queries} of {heads.size} for {heads.keys}, {dtype} on {device.type}"
+            f"{', with a mask' * (mask is not None)}",
             do="leave it at auto",
-        )
+        ) from error
     name = SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
     return kernel.name if kernel.name == name else f"{kernel.name} ({name})"
 

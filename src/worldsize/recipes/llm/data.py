@@ -35,9 +35,9 @@ _FORM = 2
 TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
-    "chat_template.jinja", "chat_template.json", "additional_chat_templates",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
-"""Files that a tokenizer may be made of, and a folder of them."""
+"""Files that a tokenizer may be made of."""
 _MOST = 1_000_000
 """Lines whose numbers are kept to be told."""
 _TOLD = 5
@@ -304,10 +304,17 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
+def tokenizer_files(folder: Path) -> list[str]:
+    """What of `TOKENIZER` is there."""
+    return [
+        str(file.relative_to(folder)) for name in TOKENIZER for file in sorted(folder.glob(name)) if file.is_file()
+    ]
+
+
 def _key(path: Path, tokenizer: Path, wanted: Wanted, vocabulary: int) -> str:
     """Of all that the tokens depend on."""
     whole = hashlib.blake2b(f"{_FORM} {wanted} {vocabulary}".encode(), digest_size=16)
-    for file in (path, *(tokenizer / name for name in TOKENIZER)):
+    for file in (path, *(tokenizer / name for name in tokenizer_files(tokenizer))):
         if file.is_file():
             try:
                 with file.open("rb") as stream:

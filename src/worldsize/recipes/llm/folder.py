@@ -10,7 +10,7 @@ from worldsize.checkpoint import address, export, manifest
 from worldsize.checkpoint.opened import Opened
 from worldsize.errors import CheckpointError
 from worldsize.recipes.llm import lora
-from worldsize.recipes.llm.data import TOKENIZER
+from worldsize.recipes.llm.data import tokenizer_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +21,20 @@ KEPT = "huggingface"
 """The folder inside of a run's."""
 CONFIG = "config.json"
 _MODEL = (CONFIG, "generation_config.json")
-_BESIDE = (*_MODEL, *TOKENIZER)
+_ROWS = "rows.json"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None) -> None:
-    """Copy what belongs to the model into the run's folder, and say what is beside it. Those of a commit stay."""
+def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None, *, back: int = 0) -> None:
+    """Copy what belongs to the model into the run's folder, and say what is beside it. Those of a commit stay.
+
+    Args:
+        model: its folder.
+        tokenizer: that of the tokenizer.
+        run: where the run is.
+        adapters: what is trained beside the weights.
+        back: rows that are kept back for evaluation.
+    """
     place = run / KEPT
     if begun(run) is not None:
         return
@@ -35,10 +43,25 @@ def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None) 
     place.mkdir(parents=True)
     if adapters is not None:
         (place / lora.FILE).write_text(adapters.text(str(model)), encoding="utf-8")
-    for name in reversed(_BESIDE):  # the config last: with it the folder is whole
-        source = model / name if name in _MODEL else tokenizer / name
-        if source.is_file():
-            shutil.copyfile(source, place / name)
+    (place / _ROWS).write_text(json.dumps({"kept_back": back}) + "\n", encoding="utf-8")
+    for name in tokenizer_files(tokenizer):
+        _copy(tokenizer / name, place / name)
+    for name in reversed(_MODEL):  # the config last: with it the folder is whole
+        if (model / name).is_file():
+            _copy(model / name, place / name)
+
+
+def kept_back(place: Path) -> int:
+    """How many rows the run keeps back for evaluation; `place` is what `begun` gave."""
+    try:
+        return int(json.loads((place / _ROWS).read_text(encoding="utf-8"))["kept_back"])
+    except FileNotFoundError:
+        return 0  # written by a version that kept none back unless it was told to
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
 
 
 def begun(run: Path) -> Path | None:
@@ -91,10 +114,9 @@ def write(
     made = export.safetensors(weights, out, export.size(shard))
     config: dict[str, Any] = json.loads((place / CONFIG).read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    for name in reversed(_BESIDE):
-        if name == CONFIG:
-            text = json.dumps({**config, "dtype": _DTYPES[dtype]}, indent=2) + "\n"
-            (out / name).write_text(text, encoding="utf-8")
-        elif (place / name).is_file():
-            shutil.copyfile(place / name, out / name)
+    for name in (*tokenizer_files(place), *_MODEL[1:]):
+        if (place / name).is_file():
+            _copy(place / name, out / name)
+    text = json.dumps({**config, "dtype": _DTYPES[dtype]}, indent=2) + "\n"
+    (out / CONFIG).write_text(text, encoding="utf-8")
     return made

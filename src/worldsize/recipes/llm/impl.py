@@ -251,12 +251,16 @@ def chosen(config: LLMConfig, folder: Path, device: torch.device) -> Impl:
         compiled=config.compile and device.type == "cuda",
         parts=1 if form.vocabulary % parts else parts,
     )
-    if name == "flash" and any(form.windows):
+    windows = any(window is not None and window < config.max_seq_len for window in form.windows)
+    packed = config.packing and config.context_parallel_size == 1 and getattr(ways.kernel, "packed", None) is not None
+    if name == "flash" and windows and not packed:
         raise ConfigError(
-            "attention=flash computes no windows", found=f"model_type {form.family!r}", do="leave it at auto"
-        )
+            "attention=flash computes no windows", found=f"model_type {form.family!r}, max_seq_len {config.max_seq_len}",
+            do="leave it at auto",
+        )  # fmt: skip
     tensor = config.model_parallel_size
     heads = attention.Heads(max(1, form.heads // tensor), max(1, form.kv_heads // tensor), form.head_dim)
-    told = partial(attention.told, ways.kernel, heads, device, _COMPUTED[config.precision])
     cuts = config.context_parallel_size
+    masked = windows or (cuts > 1 and heads.queries != heads.keys)
+    told = partial(attention.told, ways.kernel, heads, device, _COMPUTED[config.precision], masked=masked)
     return Native(folder, form, ways, lora.of(config), fp8.of(config, device), kernel=told, cuts=cuts)

@@ -50,12 +50,12 @@ def train(config: LLMConfig) -> dict[str, Any]:
     if begun is not None:
         lora.refuse_others(begun, config)
         checkpoint = begun
-    checkpoint = hub.local(checkpoint, download=config.download)
-    tokenizer = hub.local(config.tokenizer or checkpoint, download=config.download)
+    checkpoint = hub.local(checkpoint, download=config.download, weights=not config.from_scratch)
+    tokenizer = hub.local(config.tokenizer or checkpoint, download=config.download, weights=False)
     config = config.model_copy(update={"init_ckpt": checkpoint, "tokenizer": tokenizer})
     own = impl.chosen(config, checkpoint, _device(config))
     rows = _rows(config, source, own, _say)
-    held, kept = _parted(config, rows, own)
+    held, kept = _parted(config, rows, own, begun)
     given = config.micro_batch if isinstance(config.micro_batch, int) else None
     run = ws.Run(
         place,
@@ -85,7 +85,7 @@ def train(config: LLMConfig) -> dict[str, Any]:
     )
     micro = fitting.fit(run, config, bench)
     if ws.here().rank == 0:
-        folder.keep(checkpoint, _tokenizer(config), place, lora.of(config))
+        folder.keep(checkpoint, _tokenizer(config), place, lora.of(config), back=len(rows) - len(held))
     looks = _looks(config, place)
     meter = Meter(own.flops(config.max_seq_len), run.comm.size, _device(config))
     scores: dict[str, float] = {}
@@ -138,24 +138,38 @@ def _rows(config: LLMConfig, source: Path, own: impl.Impl, say: Callable[[str], 
     return data.rows_of(source, _tokenizer(config), wanted, vocabulary=own.vocabulary, cache=cache, say=say)
 
 
-def _parted(config: LLMConfig, rows: Any, own: impl.Impl) -> tuple[Any, Any]:
-    """What is trained on, and what is kept back."""
+def _parted(config: LLMConfig, rows: Any, own: impl.Impl, begun: Path | None) -> tuple[Any, Any]:
+    """What is trained on, and what is kept back or given to evaluate on."""
+    count = _back(config, len(rows), begun)
+    held: Any = rows
+    kept: Any = None
+    if count:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+        held, kept = (torch.utils.data.Subset(rows, sorted(part)) for part in (order[count:], order[:count]))
     if config.eval_data is not None:
-        return rows, _rows(config, config.eval_data, own, _say)
-    count = round(len(rows) * config.eval_share)
-    if config.eval_steps and "eval_share" not in config.model_fields_set and len(rows) > 1:
-        count = max(1, round(len(rows) * _SHARE))
-        _say(f"eval_steps without eval_data: {count:,} of {len(rows):,} rows are kept back (eval_share {_SHARE:g})")
-    if count == len(rows) or (config.eval_share and config.eval_steps and not count):
+        kept = _rows(config, config.eval_data, own, _say)
+    return held, kept
+
+
+def _back(config: LLMConfig, there: int, begun: Path | None) -> int:
+    """How many rows are kept back: as many as when the run began, where nothing else is said."""
+    count = round(there * config.eval_share)
+    if begun is not None and "eval_share" not in config.model_fields_set:
+        count = folder.kept_back(begun)
+        if config.eval_steps and config.eval_data is None and not count:
+            _say("eval_steps has no effect: this run began without rows kept back. Do: give --eval_data")
+        return count if count < there else 0  # of other data, which is refused with its facts where the run begins
+    if config.eval_data is not None:
+        return 0
+    if config.eval_steps and "eval_share" not in config.model_fields_set and there > 1:
+        count = max(1, round(there * _SHARE))
+        _say(f"eval_steps without eval_data: {count:,} of {there:,} rows are kept back (eval_share {_SHARE:g})")
+    if count == there or (config.eval_steps and not count):
         raise DataError(
             f"eval_share {config.eval_share:g} leaves none to {'train' if count else 'evaluate'} on",
-            found=f"{len(rows):,} rows", do="choose another share, or give --eval_data",
+            found=f"{there:,} rows", do="choose another share, or give --eval_data",
         )  # fmt: skip
-    if not count:
-        return rows, None
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    back, trained = sorted(order[:count]), sorted(order[count:])
-    return torch.utils.data.Subset(rows, trained), torch.utils.data.Subset(rows, back)
+    return count
 
 
 def _longest(config: LLMConfig, rows: Any, whole: Rows | Stream, count: int) -> Batch:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsize.errors import ConfigError
-from worldsize.recipes.llm import modes
+from worldsize.recipes.llm import fp8, modes
 from worldsize.strategies.deepspeed import config as jsons
 from worldsize.strategies.deepspeed import keys
 
@@ -88,7 +88,7 @@ def apply(config: LLMConfig, ranks: int) -> tuple[LLMConfig, Taken]:
     own = config.pipe_parallel_size * config.model_parallel_size * config.context_parallel_size > 1
     keys.refuse_unknown(found, top=not own)  # beside the sections such files have keys of other programs, named below
     keys.refuse_ours(found, ["fp16.fp16_master_weights_and_grads"])
-    settings = _batch(found, config, ranks) | _optimizer(found) | _precision(found)
+    settings = _batch(found, config, ranks) | _optimizer(found) | _precision(found, config)
     curve, silent = _schedule(found, config, settings)
     settings |= curve
     settings |= _sharding(found) if own else {"strategy": "deepspeed"}
@@ -107,9 +107,17 @@ def apply(config: LLMConfig, ranks: int) -> tuple[LLMConfig, Taken]:
 
 
 def _section(found: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """A section; an empty one where it is left open or not there."""
+    """A section; an empty one where it is left open or not there. Raises ConfigError where something else is."""
     section = keys.get(found, ".".join(path))
-    return section if isinstance(section, Mapping) else {}
+    if isinstance(section, Mapping):
+        return section
+    if section in (None, jsons.AUTO) or isinstance(section, bool):
+        return {}
+    raise ConfigError(
+        f"DeepSpeed's JSON: {'.'.join(path)} is a section",
+        found=keys.show(section),
+        do="write {...}, or leave it out",
+    )
 
 
 def _known(section: Mapping[str, Any], name: str) -> Any:
@@ -121,7 +129,7 @@ def _known(section: Mapping[str, Any], name: str) -> Any:
 def _agree(config: LLMConfig, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         said = getattr(config, name)
-        if name in config.model_fields_set and said != value:
+        if name in config.model_fields_set and said != getattr(type(config).of({name: value}), name):
             raise ConfigError(
                 f"{config.deepspeed_config} contradicts --{name}",
                 found=f"{value} there, {said} here",
@@ -233,7 +241,7 @@ def _schedule(
                 "DeepSpeed's JSON: scheduler.params without scheduler.type", do="say which schedule it is"
             )
         return {}, {}
-    if kind not in _SCHEDULES:
+    if not isinstance(kind, str) or kind not in _SCHEDULES:
         known = ", ".join(_SCHEDULES)
         raise ConfigError(
             "DeepSpeed's JSON: a schedule that the recipe does not have", found=str(kind), do=f"choose one of {known}"
@@ -281,8 +289,8 @@ def _rise_from(least: Any, said: dict[str, Any], highest: Any) -> None:
     said["warmup_min_share"] = least / highest if least else 0.0
 
 
-def _precision(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is switched on; fp32 where one is switched off and the other is not left open."""
+def _precision(found: Mapping[str, Any], config: LLMConfig) -> dict[str, Any]:
+    """What is switched on; where one is switched off and the other is not left open, what was given, else fp32."""
     states = {name: _switch(found, name) for name in ("bf16", "fp16")}
     low = {name for name, state in states.items() if state is True}
     cast = _section(found, "torch_autocast")
@@ -296,7 +304,11 @@ def _precision(found: Mapping[str, Any]) -> dict[str, Any]:
         )
     if low:
         return {"precision": low.pop()}
-    return {"precision": "fp32"} if False in states.values() and jsons.AUTO not in states.values() else {}
+    off = {name for name, state in states.items() if state is False}
+    computed = "bf16" if config.precision == fp8.NAME else config.precision
+    if not off or jsons.AUTO in states.values() or ("precision" in config.model_fields_set and computed not in off):
+        return {}
+    return {"precision": "fp32"}
 
 
 def _switch(found: Mapping[str, Any], name: str) -> bool | str | None:
@@ -309,7 +321,9 @@ def _switch(found: Mapping[str, Any], name: str) -> bool | str | None:
 
 def _sharding(found: Mapping[str, Any]) -> dict[str, Any]:
     """The strategy of ours that shards at least as much as the stage."""
-    stage = _known(_section(found, "zero_optimization"), "stage") or 0
+    stage = _known(_section(found, "zero_optimization"), "stage") or int(found.get("zero_optimization") is True)
+    if stage not in range(4):
+        raise ConfigError("DeepSpeed's JSON: zero_optimization.stage is 0, 1, 2 or 3", found=keys.show(stage))
     return {"strategy": "fsdp" if stage else "ddp"}
 
 
