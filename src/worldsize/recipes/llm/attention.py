@@ -102,21 +102,28 @@ def told(
         for count in (heads.queries, heads.keys)
     )
     mask = torch.ones(1, 1, _SHOWN, _SHOWN, dtype=torch.bool, device=device) if packed or masked else None
-    backends = _BACKENDS.get(kernel.name)
-    try:
-        with sdpa_kernel(backends) if backends else nullcontext():
-            chosen = torch._fused_sdp_choice(  # noqa: SLF001 - torch says it nowhere else
-                query, key, key, mask, is_causal=mask is None, enable_gqa=heads.queries != heads.keys
-            )
-    except RuntimeError as error:
+    chosen = _choice(_BACKENDS.get(kernel.name), query, key, mask)
+    if chosen == SDPBackend.ERROR:
         raise ConfigError(
             f"attention={kernel.name} does not compute these heads",
             found=f"{heads.queries} of {heads.size} for {heads.keys}, {dtype} on {device.type}"
             f"{', with a mask' * (mask is not None)}",
             do="leave it at auto",
-        ) from error
-    name = SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
+        )
+    name = chosen.name.removesuffix("_ATTENTION").lower()
     return kernel.name if kernel.name == name else f"{kernel.name} ({name})"
+
+
+def _choice(backends: list[SDPBackend] | None, query: Tensor, key: Tensor, mask: Tensor | None) -> SDPBackend:
+    """What torch takes of these, or of all; ERROR where none of them can."""
+    try:
+        with sdpa_kernel(backends) if backends else nullcontext():
+            found: int = torch._fused_sdp_choice(  # noqa: SLF001 - torch says it nowhere else
+                query, key, key, mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
+            )
+    except RuntimeError:  # "No available kernel", after warnings that say why
+        return SDPBackend.ERROR
+    return SDPBackend(found)
 
 
 _SHOWN = 128
