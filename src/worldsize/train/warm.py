@@ -49,11 +49,15 @@ def start(
         CheckpointError: names or shapes do not fit, with counts and examples; or ranks do not see the same source.
     """
     live = placed.strategy.state(placed.module)
-    met = comm.gather((sorted(live), _ties(placed.module)))
-    everywhere = {name for names, _ in met for name in names}
-    ties = [list(tie) for tie in dict.fromkeys(tuple(tie) for _, held in met for tie in held)]
+    told: list[str] = []
+    found = foreign.open_weights(source, trust=trust, say=told.append)
+    met = comm.gather((sorted(live), _ties(placed.module), [line.replace(str(source), "") for line in told]))
+    _refuse_differing(source, [lines for *_, lines in met])
+    for line in told:
+        say(line)
+    everywhere = {name for names, *_ in met for name in names}
+    ties = [list(tie) for tie in dict.fromkeys(tuple(tie) for _, held, _ in met for tie in held)]
     spared = {name for name in everywhere if fresh and fnmatch(name, fresh)}
-    found = _opened(source, comm, trust=trust, say=say)
     there = {name: name for name in found.facts}
     names = (
         _names(source, placed.name, there, everywhere - spared, ties)
@@ -75,21 +79,15 @@ def start(
     return missing
 
 
-def _opened(source: Path, comm: Comm, *, trust: bool, say: Callable[[str], None]) -> foreign.Weights:
+def _refuse_differing(source: Path, told: list[list[str]]) -> None:
     """What passes over an incomplete folder does so on every rank: hosts may see different files under one path."""
-    told: list[str] = []
-    found = foreign.open_weights(source, trust=trust, say=told.append)
-    everywhere = comm.gather([line.replace(str(source), "") for line in told])
-    for rank, others in enumerate(everywhere):
-        if others != everywhere[0]:
+    for rank, lines in enumerate(told):
+        if lines != told[0]:
             raise CheckpointError(
                 f"ranks do not see the same weights in {source}",
-                found="; ".join((*_by(0, everywhere[0]), *_by(rank, others))),
+                found="; ".join((*_by(0, told[0]), *_by(rank, lines))),
                 do="copy all of it to every host, or to where all of them see it",
             )
-    for line in told:
-        say(line)
-    return found
 
 
 def _by(rank: int, told: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KEPT = "huggingface"
 """The folder inside of a run's."""
 CONFIG = "config.json"
-_MODEL = (CONFIG, "generation_config.json")
+_GENERATION = "generation_config.json"
 _ROWS = "rows.json"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -44,11 +44,9 @@ def keep(model: Path, tokenizer: Path, run: Path, adapters: Lora | None = None, 
     if adapters is not None:
         (place / lora.FILE).write_text(adapters.text(str(model)), encoding="utf-8")
     (place / _ROWS).write_text(json.dumps({"kept_back": back}) + "\n", encoding="utf-8")
-    for name in tokenizer_files(tokenizer):
-        _copy(tokenizer / name, place / name)
-    for name in reversed(_MODEL):  # the config last: with it the folder is whole
-        if (model / name).is_file():
-            _copy(model / name, place / name)
+    _copy_beside(model, tokenizer, place)
+    if (model / CONFIG).is_file():  # last: with it the folder is whole
+        shutil.copyfile(model / CONFIG, place / CONFIG)
 
 
 def kept_back(place: Path) -> int:
@@ -59,9 +57,14 @@ def kept_back(place: Path) -> int:
         return 0  # written by a version that kept none back unless it was told to
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+def _copy_beside(model: Path, tokenizer: Path, out: Path) -> None:
+    """All but the config."""
+    sources = {name: tokenizer / name for name in tokenizer_files(tokenizer)}
+    if (model / _GENERATION).is_file():
+        sources[_GENERATION] = model / _GENERATION
+    for name, source in sources.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, out / name)
 
 
 def begun(run: Path) -> Path | None:
@@ -114,9 +117,7 @@ def write(
     made = export.safetensors(weights, out, export.size(shard))
     config: dict[str, Any] = json.loads((place / CONFIG).read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    for name in (*tokenizer_files(place), *_MODEL[1:]):
-        if (place / name).is_file():
-            _copy(place / name, out / name)
+    _copy_beside(place, place, out)
     text = json.dumps({**config, "dtype": _DTYPES[dtype]}, indent=2) + "\n"
     (out / CONFIG).write_text(text, encoding="utf-8")
     return made
